@@ -1,0 +1,1 @@
+"""Bandwatch: continuous performance tracking for suites of memory-bound GPU kernels."""

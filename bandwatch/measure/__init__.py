@@ -1,0 +1,1 @@
+"""Measuring on a GPU: workloads, sessions, controls, telemetry, and static analysis of cubins."""

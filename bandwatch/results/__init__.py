@@ -1,0 +1,1 @@
+"""Recorded results: asv's files and session sidecars read into one queryable dataset."""
