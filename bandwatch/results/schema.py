@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+#: Providers measured for comparison. Every other provider is the suite under watch.
+REFERENCES = frozenset({"control", "eager"})
+
 #: One measured (or tried) point: a workload by one provider at one commit on one machine.
 #: Sorted by (series, position). ``position`` is the first-parent index, null off the branch.
 POINTS = pa.schema(
@@ -24,7 +27,10 @@ POINTS = pa.schema(
         ("env", pa.string()),
         ("commit", pa.string()),  # 40 hex digits
         ("position", pa.int64()),
-        ("placement", pa.string()),  # "main", "merged" (attached to its merge), "off-branch", "unknown"
+        (
+            "placement",
+            pa.string(),
+        ),  # "main", "merged" (attached to its merge), "off-branch", "unknown"
         ("benchmark", pa.string()),
         ("seconds", pa.float64()),
         ("seconds_low", pa.float64()),
@@ -99,7 +105,10 @@ CHANGES = pa.schema(
         ("bad_position", pa.int64()),
         ("before", pa.float64()),
         ("after", pa.float64()),
-        ("effect", pa.float64()),  # log(after / before); its sign is the metric's, not the verdict's
+        (
+            "effect",
+            pa.float64(),
+        ),  # log(after / before); its sign is the metric's, not the verdict's
         ("effect_low", pa.float64()),
         ("effect_high", pa.float64()),
         ("reason", pa.string()),
@@ -111,7 +120,7 @@ INCIDENTS = pa.schema(
     [
         ("incident", pa.string()),
         ("verdict", pa.string()),
-        ("status", pa.string()),  # "open" or "recovered"
+        ("status", pa.string()),  # regression: "open" or "recovered"; improvement: "closed"
         ("good_commit", pa.string()),
         ("bad_commit", pa.string()),
         ("good_position", pa.int64()),
