@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 LOCAL = Path(".bandwatch")
+DATASET = LOCAL / "dataset"
 MEASURED_PATHS = ("kernels", "asv_bench")
 TOOLCHAIN = ("asv", "torch", "nvidia-cutlass-dsl", "apache-tvm-ffi")
 
@@ -144,12 +145,9 @@ def local_config(root: Path) -> Path:
     from asv import util
 
     config = util.load_json(str(root / "asv.conf.json"), js_comments=True)
-    for key, default in (("repo", "."), ("benchmark_dir", "benchmarks"), ("env_dir", "env")):
-        config[key] = str(root / config.get(key, default))
-    config["results_dir"] = str(root / LOCAL / "results")
-    config["html_dir"] = str(root / LOCAL / "html")
-    path = root / LOCAL / "asv.conf.json"
-    path.parent.mkdir(exist_ok=True)
+    config["results_dir"] = str(LOCAL / "results")
+    # Beside asv.conf.json, since every path in it is relative to its folder.
+    path = root / ".asv.local.json"
     path.write_text(json.dumps(config, indent=1))
     return path
 
@@ -162,6 +160,7 @@ def _measure(root: Path, count: int, machine: str) -> bool:
             "`git fetch --unshallow` brings them."
         )
     gpu = has_gpu()
+    (root / LOCAL).mkdir(exist_ok=True)
     ledger = root / LOCAL / "measured.json"
     measured = json.loads(ledger.read_text()) if ledger.exists() else {}
     state = _state(root, gpu, machine)
@@ -237,7 +236,7 @@ def _run_asv(
 def _ingest(root: Path) -> None:
     from bandwatch.results.ingest import ingest
 
-    ingest([root / "results", root / LOCAL / "results"], repo=root, dataset_dir=root / LOCAL)
+    ingest([root / "results", root / LOCAL / "results"], repo=root, dataset_dir=root / DATASET)
 
 
 def free_port(first: int, tries: int = 20) -> int:
@@ -257,6 +256,7 @@ def _serve(root: Path, first_port: int) -> int:
     options = {"server.port": port, "server.headless": "true", "browser.gatherUsageStats": "false"}
     command = [sys.executable, "-m", "streamlit", "run", str(app)]
     command += [f"--{name}={value}" for name, value in options.items()]
+    command += ["--", f"--dataset={root / DATASET}"]
     server = subprocess.Popen(command, cwd=root, stdout=subprocess.DEVNULL)
     try:
         _wait_until_up(server, port)
