@@ -11,13 +11,13 @@ import json
 import subprocess
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from bandwatch.measure import environment
+
 SCHEMA = 1
 FOLDER = Path("results/validation")
-TOOLCHAIN = ("torch", "nvidia-cutlass-dsl", "apache-tvm-ffi")
 
 
 def kernels_digest(root: Path) -> str:
@@ -29,22 +29,6 @@ def kernels_digest(root: Path) -> str:
     return total.hexdigest()
 
 
-def environment() -> dict[str, Any]:
-    """The GPU, its driver and the package versions here. Needs a CUDA device."""
-    import pynvml
-    import torch
-
-    properties = torch.cuda.get_device_properties(0)
-    pynvml.nvmlInit()
-    return {
-        "gpu": properties.name,
-        "card": hashlib.sha256(str(properties.uuid).encode()).hexdigest()[:8],
-        "driver": pynvml.nvmlSystemGetDriverVersion(),
-        "cuda": torch.version.cuda,
-        **{name: metadata.version(name) for name in TOOLCHAIN},
-    }
-
-
 def append(
     path: Path, root: Path, tests: Mapping[str, int], started_at: datetime
 ) -> dict[str, Any]:
@@ -53,7 +37,7 @@ def append(
         "schema": SCHEMA,
         "commit": _commit(root),
         "kernels_digest": kernels_digest(root),
-        **environment(),
+        **environment.describe(),
         "tests": dict(tests),
         "started_at": started_at.isoformat(timespec="seconds"),
         "seconds": round((datetime.now(UTC) - started_at).total_seconds(), 1),

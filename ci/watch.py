@@ -18,17 +18,17 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from importlib import metadata
 from importlib.resources import files
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from bandwatch.measure import environment
+
 LOCAL = Path(".bandwatch")
 DATASET = LOCAL / "dataset"
 MEASURED_PATHS = ("kernels", "asv_bench")
-TOOLCHAIN = ("asv", "torch", "nvidia-cutlass-dsl", "apache-tvm-ffi")
 
 _EXAMPLES = """\
 examples:
@@ -129,17 +129,6 @@ def newest_commits(root: Path, count: int) -> list[str]:
         raise WatchError(f"no commits to measure in {root}: {error.stderr.strip()}") from None
 
 
-def has_gpu() -> bool:
-    """Whether NVML sees a GPU."""
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-        return pynvml.nvmlDeviceGetCount() > 0
-    except pynvml.NVMLError:
-        return False
-
-
 def local_config(root: Path) -> Path:
     """Write asv's configuration with results under ``.bandwatch`` instead of ``results/``."""
     from asv import util
@@ -159,20 +148,21 @@ def _measure(root: Path, count: int, machine: str) -> bool:
             "[yellow]This clone is shallow, so older commits are missing from the history;[/] "
             "`git fetch --unshallow` brings them."
         )
-    gpu = has_gpu()
+    no_gpu = environment.unavailable()
     (root / LOCAL).mkdir(exist_ok=True)
     ledger = root / LOCAL / "measured.json"
     measured = json.loads(ledger.read_text()) if ledger.exists() else {}
-    state = _state(root, gpu, machine)
+    state = _state(root, not no_gpu, machine)
     commits = newest_commits(root, count)
     todo = [commit for commit in commits if measured.get(commit) != state]
-    tier = "GPU and static tier" if gpu else "static tier, for there is no GPU"
+    tier = f"static tier; {no_gpu}" if no_gpu else "GPU and static tier"
     if not todo:
         if commits:
             console.print(f"The newest {len(commits)} commits are already benchmarked ({tier}).")
         return True
     log = root / LOCAL / "asv.log"
-    code = _run_asv(root, todo, machine, gpu, f"Benchmarking {len(todo)} commits ({tier})", log)
+    title = f"Benchmarking {len(todo)} commits ({tier})"
+    code = _run_asv(root, todo, machine, not no_gpu, title, log)
     if code:
         tail = "\n".join(log.read_text().splitlines()[-15:])
         console.print(tail, style="dim", markup=False, highlight=False)
@@ -187,8 +177,8 @@ def _measure(root: Path, count: int, machine: str) -> bool:
 
 def _state(root: Path, gpu: bool, machine: str) -> str:
     """What a measurement depends on beside the commit: a change of it measures again."""
-    versions = [f"{name} {metadata.version(name)}" for name in TOOLCHAIN]
-    harness = _git(root, "rev-parse", "--short", "HEAD:asv_bench")
+    harness = _git(root, "log", "-1", "--format=%h", "--", "asv_bench")
+    versions = [f"{name} {version}" for name, version in environment.versions().items()]
     return ", ".join([machine, "gpu" if gpu else "static", f"asv_bench {harness}", *versions])
 
 
@@ -202,9 +192,9 @@ def _run_asv(
     config = local_config(root)
     command = [sys.executable, "-m", "asv", "run", "--config", str(config), "--machine", machine]
     command += ["HASHFILE:-"] if gpu else ["--bench", "bench_static", "HASHFILE:-"]
-    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    variables = os.environ | {"PYTHONUNBUFFERED": "1"}
     if not gpu:
-        environment.setdefault("CUTE_DSL_ARCH", "sm_90a")
+        variables.setdefault("CUTE_DSL_ARCH", "sm_90a")
     bar = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -218,7 +208,7 @@ def _run_asv(
         process = subprocess.Popen(
             command,
             cwd=root,
-            env=environment,
+            env=variables,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

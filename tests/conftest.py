@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bandwatch.measure import environment
 from ci import validation
 
 ROOT = Path(__file__).parents[1]
@@ -25,25 +26,16 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     if path := config.getoption("--gpu-record"):
-        if reason := no_cuda():
+        if reason := environment.unavailable():
             raise pytest.UsageError(f"--gpu-record needs a GPU: {reason}")
         config.pluginmanager.register(GpuRecord(path))
 
 
 def pytest_collection_modifyitems(items):
     gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
-    if gpu_tests and (reason := no_cuda()):
+    if gpu_tests and (reason := environment.unavailable()):
         for item in gpu_tests:
             item.add_marker(pytest.mark.skip(reason=reason))
-
-
-def no_cuda() -> str | None:
-    """Why GPU tests cannot run here, or None where they can."""
-    try:
-        import torch
-    except ImportError:
-        return "torch is not installed"
-    return None if torch.cuda.is_available() else "torch sees no CUDA device"
 
 
 class GpuRecord:

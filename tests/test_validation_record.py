@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bandwatch.measure import environment
 from ci import validation
 
 ROOT = Path(__file__).parents[1]
@@ -21,7 +22,7 @@ def tree(tmp_path, monkeypatch):
     """A small tree with a kernel, and a card that stands in for the GPU host."""
     (tmp_path / "kernels/suite").mkdir(parents=True)
     (tmp_path / "kernels/suite/op.py").write_text("threads = 128\n")
-    monkeypatch.setattr(validation, "environment", lambda: CARD)
+    monkeypatch.setattr(environment, "describe", lambda: CARD)
     return tmp_path
 
 
