@@ -1,0 +1,1 @@
+"""What this suite measures, as asv sees it: thin benchmark classes over the workloads."""

@@ -1,0 +1,250 @@
+"""What all benchmark rows share: the commit's suite, one session a process, remembered answers.
+
+asv asks for one row at a time; a workload's providers are measured together, interleaved, when the
+first of its rows is asked for. Each remembered answer is served once, so that a repeated request
+is a new measurement. No method here has a name that asv would take for a benchmark.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+# First: it settles which eager kernels torch uses, which must happen before torch is imported.
+from bandwatch.measure import environment
+from bandwatch.measure.workload import Op, Workload
+
+from . import workloads
+
+
+@functools.cache
+def suite() -> ModuleType:
+    """The ``membound`` of the commit under test.
+
+    Raises NotImplementedError where the commit has none, RuntimeError where another copy would be
+    measured.
+    """
+    if "ASV_COMMIT" not in os.environ:
+        raise RuntimeError("no commit under test; run asv with the environment type hostenv")
+    try:
+        import membound
+    except ModuleNotFoundError as error:
+        if error.name != "membound":
+            raise
+        raise NotImplementedError(f"this commit has no membound ({error})") from error
+    folder = Path(next(iter(membound.__path__))).resolve()
+    if not folder.is_relative_to(Path(os.environ["ASV_ENV_DIR"]).resolve()):
+        raise RuntimeError(
+            f"membound was imported from {folder}, not from the checkout of the commit in "
+            f"{os.environ['ASV_ENV_DIR']}: its numbers would belong to another commit"
+        )
+    return membound
+
+
+def operation(name: str) -> Op:
+    """The operation of the commit under test; NotImplementedError where the commit lacks it."""
+    ops = workloads.ops(suite())
+    if name not in ops:
+        raise NotImplementedError(f"this commit's membound has no {name}")
+    return ops[name]
+
+
+@functools.cache
+def compile_all() -> None:
+    """Compile the kernels of the whole grid in parallel, once a process.
+
+    What fails here fails again, and is reported, in the rows that need it.
+    """
+    if not hasattr(suite(), "runtime"):
+        return
+    kernels: dict[Any, None] = {}
+    ops = workloads.ops(suite())
+    for workload in workloads.grid():
+        if workload.op in ops:
+            try:
+                kernels |= dict.fromkeys(workloads.kernels(suite(), ops[workload.op], workload))
+            except Exception:
+                traceback.print_exc()
+    try:
+        suite().runtime.build(list(kernels), jobs=os.cpu_count())
+    except Exception:
+        traceback.print_exc()
+
+
+class Timings:
+    """The GPU session of this process and the answers it still owes."""
+
+    def __init__(self) -> None:
+        from bandwatch.measure.session import Session
+        from bandwatch.sidecar import Writer
+
+        self._session = Session(quick=os.environ["ASV_QUICK"] == "1")
+        spool = Path(os.environ["ASV_SESSION_FILE"])
+        self._sidecar = Writer(
+            spool,
+            {
+                "session": os.environ["ASV_SESSION"],
+                "commit": os.environ["ASV_COMMIT"],
+                "started_at": os.environ["ASV_SESSION_STARTED"],
+                "environment": self._session.environment(),
+                "harness": self._session.harness(),
+            },
+        )
+        self._unfinished = Unfinished(spool.with_name(spool.name + ".unfinished"))
+        self._answers: dict[tuple[str, str], Mapping[str, Any]] = {}
+
+    def answer(self, op: Op, workload: Workload, provider: str) -> Mapping[str, Any]:
+        """The provider's line of the sidecar: verdict, reason, samples."""
+        key = (workload.key, provider)
+        if key not in self._answers:
+            self._measure(op, workload, provider)
+        return self._answers.pop(key)
+
+    def _measure(self, op: Op, workload: Workload, asked_for: str) -> None:
+        deadly = self._unfinished.providers(workload.key) - {asked_for}
+        providers = [name for name in workloads.PROVIDERS if name not in deadly]
+        with self._unfinished.note(workload.key, asked_for):
+            try:
+                record = self._session.measure(op, workload, providers=providers).record()
+            finally:
+                _require_working_gpu()
+        for name in deadly:
+            record["providers"][name] = {
+                "verdict": "failed",
+                "reason": "the process died or hung when this row was measured",
+                "samples": [],
+            }
+        self._sidecar.append({**record, "session": os.environ["ASV_SESSION"]})
+        for name, answer in record["providers"].items():
+            self._answers[workload.key, name] = answer
+
+
+class Unfinished:
+    """What was being measured, on disk, so that a crash costs its own row and not its workload.
+
+    A row that ended the process leaves its note; the next process then measures the workload's
+    other providers without that one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        lines = path.read_text().splitlines() if path.exists() else []
+        self._notes = [tuple(json.loads(line)) for line in lines]
+
+    def providers(self, key: str) -> set[str]:
+        """The providers whose rows of this workload never came to an end."""
+        return {provider for noted, provider in self._notes if noted == key}
+
+    @contextmanager
+    def note(self, key: str, provider: str) -> Iterator[None]:
+        """Note the row on disk until the block ends, be it by an ordinary error."""
+        self._notes.append((key, provider))
+        self._write()
+        try:
+            yield
+        except Exception:
+            self._forget(key, provider)
+            raise
+        self._forget(key, provider)
+
+    def _forget(self, key: str, provider: str) -> None:
+        self._notes.remove((key, provider))
+        self._write()
+
+    def _write(self) -> None:
+        self._path.write_text("".join(json.dumps(note) + "\n" for note in self._notes))
+
+
+@functools.cache
+def timings() -> Timings:
+    """This process's :class:`Timings`; NotImplementedError where there is no usable GPU."""
+    reason = environment.unavailable()
+    if reason is not None:
+        raise NotImplementedError(reason)
+    compile_all()
+    return Timings()
+
+
+class TimeRows:
+    """Rows of GPU time: one per dtype, shape and provider; a sample is one placement."""
+
+    op: str
+    params = (workloads.DTYPES, workloads.SHAPES, workloads.PROVIDERS)
+    param_names = ("dtype", "shape", "provider")
+    unit = "seconds"
+    version = "1"
+    timeout = 120
+
+    def setup(self, dtype: str, shape: str, provider: str) -> None:
+        op = operation(self.op)
+        workload = workloads.workload(self.op, dtype, shape)
+        self._answer = timings().answer(op, workload, provider)
+        if self._answer["verdict"] == "not available":
+            raise NotImplementedError(self._answer["reason"])
+
+    def seconds(self) -> dict[str, Any]:
+        """asv's form of the samples; RuntimeError where the result was wrong or never came."""
+        if self._answer["verdict"] == "failed":
+            raise RuntimeError(self._answer["reason"])
+        samples = [seconds for _process, _placement, seconds in self._answer["samples"]]
+        return {"samples": samples, "number": 1}
+
+
+class StaticRows:
+    """Rows of static facts: one per dtype and shape, lower is better, the same on any machine."""
+
+    op: str
+    params = (workloads.DTYPES, workloads.SHAPES)
+    param_names = ("dtype", "shape")
+    version = "1"
+    timeout = 120
+
+    def setup(self, dtype: str, shape: str) -> None:
+        op = operation(self.op)
+        if not hasattr(suite(), "runtime"):
+            raise NotImplementedError("this commit's membound has no runtime to compile with")
+        compile_all()
+        workload = workloads.workload(self.op, dtype, shape)
+        kernels = workloads.kernels(suite(), op, workload)
+        self._facts = [facts(suite().runtime.artifact(kernel)) for kernel in kernels]
+
+    def worst(self, fact: Callable[[Any], float]) -> float:
+        """The largest value among the workload's kernels."""
+        return max(fact(facts) for facts in self._facts)
+
+
+_facts: dict[str, Any] = {}
+
+
+def facts(artifact: Any) -> Any:
+    """Static facts of a compiled kernel, analysed once a process and digest."""
+    if artifact.digest not in _facts:
+        from bandwatch.measure import static
+
+        _facts[artifact.digest] = static.analyse(
+            artifact.cubin,
+            threads=artifact.threads,
+            dynamic_smem=artifact.dynamic_smem,
+            cluster=artifact.cluster,
+        )
+    return _facts[artifact.digest]
+
+
+def _require_working_gpu() -> None:
+    """End the process where a kernel broke its CUDA context: nothing runs in it any more."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        traceback.print_exc()
+        sys.exit(f"CUDA does not work in this process any more: {error}")

@@ -1,0 +1,1 @@
+"""What a CI system runs; `.github/workflows` call it and hold no logic."""

@@ -1,0 +1,151 @@
+"""asv over toy repositories: which code is measured, what a crash costs, what is kept."""
+
+import json
+import math
+
+import pytest
+
+TIME = "bench_softmax.Softmax.track_time"
+GPU_ROW = ("bfloat16", "32768x256")
+
+
+def test_each_commit_is_measured_by_its_own_code(toy, stale_host):
+    slow, fast = toy.commit("return 2e-3"), toy.commit("return 1e-3")
+    empty = toy.commit(None)
+    toy.write("kernels/membound/__init__.py", "def softmax(x, dim=-1):\n    return 77.0\n")
+    toy.python = stale_host
+
+    toy.run("HEAD~3..HEAD", "-b", TIME.replace(".", r"\.") + r"\('bfloat16', '32768x(256|1024)'")
+
+    for commit, seconds in ((slow, 2e-3), (fast, 1e-3)):
+        rows = toy.rows(commit, TIME)
+        assert rows[(*GPU_ROW, "membound")] == pytest.approx(seconds, rel=1e-3)
+        session, *lines = toy.sidecar(commit)
+        assert session["commit"] == commit
+        assert [line["key"] for line in lines] == [
+            "softmax/forward/bfloat16/32768x256",
+            "softmax/forward/bfloat16/32768x1024",
+        ]
+        assert {line["session"] for line in lines} == {session["session"]}
+        assert len(lines[0]["providers"]["membound"]["samples"]) == 6
+    assert all(
+        math.isnan(value) for key, value in toy.rows(empty, TIME).items() if key[:2] == GPU_ROW
+    )
+    # One measurement for the three rows of a workload, one process a commit.
+    assert len(toy.measured()) == 4
+    assert len({process for _, _, process in toy.measured()}) == 2
+    assert not list((toy.path / ".asv" / "sessions").iterdir())
+
+    table = toy.asv("compare", slow, fast, "--machine", "toy").stdout
+    assert "0.50" in table
+    toy.asv("publish")
+    assert (toy.path / ".asv" / "html" / "index.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("death", "message"),
+    [("os._exit(0)", ""), ("os.abort()", ""), ("time.sleep(60)", "timed out")],
+)
+def test_a_row_that_ends_the_process_costs_only_itself(toy, death, message):
+    body = "if x.dtype == 'float16':\n        print('about to die', flush=True)\n        {}\n"
+    commit = toy.commit(body.format(death) + "    return 1e-3")
+    toy.configure(host_start_timeout=5)
+    toy.write(
+        "asv_bench/rows.py",
+        (toy.path / "asv_bench/rows.py").read_text().replace("timeout = 120", "timeout = 1"),
+    )
+
+    done = toy.run("HEAD~1..HEAD", "-b", TIME + r"\('.*', '32768x256'", check=False)
+
+    assert done.returncode == 2, done.stdout
+    assert "about to die" in done.stdout
+    assert message in done.stdout
+    rows = {key: value for key, value in toy.rows(commit, TIME).items() if key[1] == "32768x256"}
+    failed = {key for key, value in rows.items() if value is None}
+    assert failed == {("float16", "32768x256", "membound")}
+    assert not any(math.isnan(value) for value in rows.values() if value is not None)
+    _, *lines = toy.sidecar(commit)
+    verdicts = {
+        line["dtype"]: {name: p["verdict"] for name, p in line["providers"].items()}
+        for line in lines
+    }
+    assert verdicts["float16"] == {"membound": "failed", "eager": "valid", "control": "valid"}
+    assert verdicts["float32"]["membound"] == "valid"
+
+
+def test_an_ordinary_error_fails_its_row_and_keeps_the_worker(toy):
+    commit = toy.commit(
+        "if x.dtype == 'float16':\n        raise ValueError('wrong result')\n"
+        "    if x.dtype == 'float32':\n        raise NotImplementedError('no float32 yet')\n"
+        "    return 1e-3"
+    )
+
+    done = toy.run("HEAD~1..HEAD", "-b", TIME + r"\('.*', '32768x256'", check=False)
+
+    assert done.returncode == 2
+    assert "RuntimeError: wrong result" in done.stdout
+    rows = toy.rows(commit, TIME)
+    assert rows[("float16", "32768x256", "membound")] is None
+    assert rows[("float16", "32768x256", "eager")] == pytest.approx(1e-3, rel=1e-3)
+    assert math.isnan(rows[("float32", "32768x256", "membound")])
+    assert len({process for _, _, process in toy.measured()}) == 1
+
+
+def test_a_repeated_request_is_a_new_measurement_in_a_new_process(toy):
+    toy.commit("return 1e-3")
+
+    toy.run("HEAD~1..HEAD", "-a", "rounds=2", "-b", TIME + r"\('bfloat16', '32768x256'")
+
+    (_, _, first), (_, _, second) = toy.measured()
+    assert first != second
+
+
+def test_spawn_mode_and_quick(toy):
+    commit = toy.commit("return 3e-3")
+    toy.configure(host_worker="spawn")
+
+    toy.run("HEAD~1..HEAD", "--quick", "-b", TIME + r"\('bfloat16', '32768x256', '(eager|mem)")
+
+    rows = toy.rows(commit, TIME)
+    assert rows[(*GPU_ROW, "membound")] == pytest.approx(3e-3)
+    session, *lines = toy.sidecar(commit)
+    assert session["harness"]["placements"] == 1
+    assert len(lines) == 2  # a process a row: each measured the workload
+
+
+def test_what_an_earlier_session_measured_is_not_lost(toy):
+    commit = toy.commit("return 1e-3")
+    toy.run("HEAD~1..HEAD", "-b", TIME + r"\('.*16', '32768x256'")
+    (before, *_) = toy.sidecar(commit)
+    spool = toy.path / ".asv" / "sessions" / toy.result_file(commit).name
+    spool = spool.with_suffix(".session.jsonl")
+    spool.write_text("interrupted\n")
+
+    done = toy.run("HEAD~1..HEAD", "-b", TIME + r"\('float16', '32768x256'")
+
+    assert "measured but not saved" in done.stdout
+    assert [p.read_text() for p in spool.parent.glob("*.unsaved")] == ["interrupted\n"]
+    session, *lines = toy.sidecar(commit)
+    assert session["session"] != before["session"]
+    assert [line["dtype"] for line in lines] == ["float16"]
+    kept = toy.result_file(commit).with_suffix(f".{before['session']}.session.jsonl")
+    assert len(kept.read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"pythons": ["3.9"]}, "runs on the interpreter that runs asv"),
+        ({"host_worker": "thread"}, "host_worker"),
+        ({"host_suite": ...}, "lacks ['host_suite']"),
+    ],
+)
+def test_bad_settings_are_named(toy, settings, message):
+    path = toy.path / "asv.conf.json"
+    config = {**json.loads(path.read_text()), **settings}
+    path.write_text(json.dumps({k: v for k, v in config.items() if v is not ...}))
+
+    done = toy.run("HEAD~1..HEAD", check=False)
+
+    assert done.returncode
+    assert message in done.stdout
