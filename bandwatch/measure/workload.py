@@ -48,7 +48,7 @@ class Workload:
 
     @property
     def key(self) -> str:
-        """Stable identity, e.g. ``softmax/forward/bfloat16/32768x4096``; options follow as ``k=v``."""
+        """Stable identity: ``softmax/forward/bfloat16/32768x4096``; options follow as ``k=v``."""
         parts = [self.op, self.direction, self.dtype, self.shape_text]
         return "/".join(parts + [f"{name}={value}" for name, value in self.options])
 

@@ -1,0 +1,76 @@
+"""Whether a measured time may be believed. An invalid time is kept and shown, never compared."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .telemetry import Telemetry
+
+VALID = "valid"
+THROTTLED = "throttled"
+NOT_STEADY = "not steady"
+ABOVE_PEAK = "above physical peak"
+L2_RESIDENT = "L2-resident"
+FAILED = "failed"
+NOT_AVAILABLE = "not available"
+
+#: Memory bandwidth by datasheet, bytes per second, by NVML name. Models are never pooled.
+PEAK_BYTES_PER_SECOND = {
+    "NVIDIA H100 80GB HBM3": 3.350e12,
+    "NVIDIA H200": 4.800e12,
+}
+
+#: Reasons that slow the memory system or the whole chip down. ``sw_power_cap`` is not among them:
+#: memory-bound kernels sit at the power limit routinely, and it costs SM clock only, of which
+#: they have plenty; what counts there is how far the clock fell.
+THROTTLES = frozenset(
+    {"hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown"}
+)
+
+#: Least median SM clock as a share of the card's maximum. Row kernels use up to about 70 % of the
+#: issue slots at full clock, so below three quarters they may stop being memory-bound.
+MIN_SM_CLOCK_SHARE = 0.75
+
+#: Most that the slowest placement may exceed the fastest. Rotated replays spread by 0.2 to 0.9 %
+#: (standard deviation) from 30 µs up and 2 to 4 % at 5 µs; the range of six such is 2.5 times it.
+STEADY_SPREAD = 0.10
+
+#: Least size of the rotating buffers in L2 sizes: below, replays find part of the data in L2.
+MIN_ROTATION = 2.0
+
+
+def judge(
+    seconds: Sequence[float],
+    *,
+    traffic_bytes: int,
+    rotation_bytes: int,
+    l2_bytes: int,
+    gpu: str,
+    telemetry: Telemetry,
+) -> tuple[str, str]:
+    """Verdict and reason for the times of one provider, one time per placement.
+
+    The fault that explains most comes first. The physical peak is checked only for GPU models
+    whose datasheet is known, throttling only where there is telemetry.
+    """
+    if rotation_bytes < MIN_ROTATION * l2_bytes:
+        return L2_RESIDENT, (
+            f"buffers of {rotation_bytes / 1e6:.1f} MB rotate through an L2 of "
+            f"{l2_bytes / 1e6:.1f} MB; at least {MIN_ROTATION:g} times its size is needed"
+        )
+    peak = PEAK_BYTES_PER_SECOND.get(gpu)
+    rate = traffic_bytes / min(seconds)
+    if peak is not None and rate > peak:
+        return ABOVE_PEAK, f"{rate / 1e9:.0f} GB/s, the {gpu} moves at most {peak / 1e9:.0f} GB/s"
+    throttles = sorted(THROTTLES.intersection(telemetry.reasons))
+    if throttles:
+        return THROTTLED, f"the driver reported {', '.join(throttles)}"
+    share = telemetry.sm_clock_share
+    if share is not None and share < MIN_SM_CLOCK_SHARE:
+        return THROTTLED, f"SM clock at {share:.0%} of its maximum"
+    spread = max(seconds) / min(seconds) - 1
+    if spread > STEADY_SPREAD:
+        return NOT_STEADY, (
+            f"placements spread by {spread:.1%}, at most {STEADY_SPREAD:.0%} is steady"
+        )
+    return VALID, ""
