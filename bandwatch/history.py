@@ -100,8 +100,8 @@ def today(dataset: Dataset, gpu: str | None = None) -> Today:
     )
     suspected = int(
         dataset.sql(
-            "SELECT count(*) AS n FROM changes JOIN (SELECT DISTINCT series, gpu FROM points)"
-            " USING (series) WHERE verdict = 'suspected' AND after < before AND gpu = ?",
+            f"SELECT count(*) AS n FROM changes JOIN ({_SERIES}) USING (series)"
+            " WHERE verdict = 'suspected' AND (effect > 0) = (metric = 'seconds') AND gpu = ?",
             [gpu],
         )["n"][0]
     )
@@ -247,8 +247,8 @@ def incident(dataset: Dataset, id: str) -> Incident:
     workloads = dataset.sql(
         "SELECT c.*, p.op, p.direction, p.dtype, p.shape, p.options, p.provider, p.gpu"
         f" FROM changes c JOIN ({_SERIES}) p USING (series)"
-        " WHERE c.incident = ? ORDER BY abs(effect) DESC",
-        [id],
+        " WHERE c.incident = ? AND verdict = ? ORDER BY abs(effect) DESC",
+        [id, row["verdict"]],
     )
     between = dataset.sql(
         "SELECT * FROM commits WHERE position > ? AND position <= ? ORDER BY position",

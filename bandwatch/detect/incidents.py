@@ -39,13 +39,13 @@ def group(changes: Iterable[tuple[str, Change]], commits: Sequence[str]) -> list
 
     Changes belong together where their ranges share a commit. The id is made of the GPU model,
     the direction and the first bad commit, so it stays when later points arrive. A regression is
-    open while any of its series has not recovered. Other verdicts make no incident.
+    open while any of its series has not recovered. Verdicts other than regression and improvement
+    make no incident: a recovery belongs to the regression it ends.
     """
     kinds: dict[tuple[str, str], list[Change]] = {}
     for gpu, change in changes:
-        verdict = "improvement" if change.verdict == "recovered" else change.verdict
-        if verdict in ("regression", "improvement"):
-            kinds.setdefault((gpu, verdict), []).append(change)
+        if change.verdict in ("regression", "improvement"):
+            kinds.setdefault((gpu, change.verdict), []).append(change)
     found = [
         _incident(gpu, verdict, members, commits)
         for (gpu, verdict), group in kinds.items()
