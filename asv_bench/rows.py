@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 # First: it settles which eager kernels torch uses, which must happen before torch is imported.
+from bandwatch import sidecar
 from bandwatch.measure import environment
 from bandwatch.measure.workload import Op, Workload
 
@@ -84,11 +85,14 @@ class Timings:
 
     def __init__(self) -> None:
         from bandwatch.measure.session import Session
-        from bandwatch.sidecar import Writer
 
-        self._session = Session(quick=os.environ["ASV_QUICK"] == "1")
+        self._session = Session(
+            quick=os.environ["ASV_QUICK"] == "1",
+            identity=os.environ["ASV_SESSION"],
+            process=int(os.environ["ASV_PROCESS"]),
+        )
         spool = Path(os.environ["ASV_SESSION_FILE"])
-        self._sidecar = Writer(
+        self._sidecar = sidecar.Writer(
             spool,
             {
                 "session": os.environ["ASV_SESSION"],
@@ -98,33 +102,43 @@ class Timings:
                 "harness": self._session.harness(),
             },
         )
+        self._recorded = {line["key"] for line in sidecar.read(spool).workloads}
         self._unfinished = Unfinished(spool.with_name(spool.name + ".unfinished"))
         self._answers: dict[tuple[str, str], Mapping[str, Any]] = {}
 
     def answer(self, op: Op, workload: Workload, provider: str) -> Mapping[str, Any]:
-        """The provider's line of the sidecar: verdict, reason, samples."""
+        """The provider's part of the sidecar line: verdict, reason, samples.
+
+        Ends the process (SystemExit) where the provider broke its CUDA context.
+        """
         key = (workload.key, provider)
         if key not in self._answers:
             self._measure(op, workload, provider)
         return self._answers.pop(key)
 
     def _measure(self, op: Op, workload: Workload, asked_for: str) -> None:
+        from bandwatch.measure.session import DeviceLost
+
         deadly = self._unfinished.providers(workload.key) - {asked_for}
         providers = [name for name in workloads.PROVIDERS if name not in deadly]
         with self._unfinished.note(workload.key, asked_for):
             try:
-                record = self._session.measure(op, workload, providers=providers).record()
-            finally:
-                _require_working_gpu()
-        for name in deadly:
-            record["providers"][name] = {
-                "verdict": "failed",
-                "reason": "the process died or hung when this row was measured",
-                "samples": [],
-            }
-        self._sidecar.append({**record, "session": os.environ["ASV_SESSION"]})
+                record = self._session.measure(op, workload, providers).record()
+            except DeviceLost as error:
+                self._sidecar.append(error.result.record())
+                sys.exit(str(error))
+        if workload.key not in self._recorded:  # else the process that died told more
+            record["providers"] |= dict.fromkeys(deadly, _DIED)
+        self._sidecar.append(record)
         for name, answer in record["providers"].items():
             self._answers[workload.key, name] = answer
+
+
+_DIED = {
+    "verdict": "failed",
+    "reason": "the process died or hung when this row was measured",
+    "samples": [],
+}
 
 
 class Unfinished:
@@ -214,37 +228,46 @@ class StaticRows:
         compile_all()
         workload = workloads.workload(self.op, dtype, shape)
         kernels = workloads.kernels(suite(), op, workload)
-        self._facts = [facts(suite().runtime.artifact(kernel)) for kernel in kernels]
+        if not kernels:
+            raise NotImplementedError(f"{workload.key} launches no kernel of membound")
+        self._facts = [facts(compiled(kernel)) for kernel in kernels]
 
     def worst(self, fact: Callable[[Any], float]) -> float:
         """The largest value among the workload's kernels."""
         return max(fact(facts) for facts in self._facts)
 
 
+def compiled(kernel: Any) -> Any:
+    """The kernel's artifact; NotImplementedError where it is not cached and no compiler is here."""
+    try:
+        return suite().runtime.artifact(kernel)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == suite().__name__:
+            raise
+        raise NotImplementedError(
+            f"{error}: the kernel is not in the cache and cannot be compiled here; "
+            "install the extra 'kernels'"
+        ) from error
+
+
 _facts: dict[str, Any] = {}
 
 
 def facts(artifact: Any) -> Any:
-    """Static facts of a compiled kernel, analysed once a process and digest."""
+    """Static facts of a compiled kernel, analysed once a process and digest.
+
+    Raises NotImplementedError where they cannot be had, for want of a tool for example.
+    """
+    from bandwatch.measure import static
+
     if artifact.digest not in _facts:
-        from bandwatch.measure import static
-
-        _facts[artifact.digest] = static.analyse(
-            artifact.cubin,
-            threads=artifact.threads,
-            dynamic_smem=artifact.dynamic_smem,
-            cluster=artifact.cluster,
-        )
+        try:
+            _facts[artifact.digest] = static.analyse(
+                artifact.cubin,
+                threads=artifact.threads,
+                dynamic_smem=artifact.dynamic_smem,
+                cluster=artifact.cluster,
+            )
+        except static.StaticAnalysisError as error:
+            raise NotImplementedError(str(error)) from error
     return _facts[artifact.digest]
-
-
-def _require_working_gpu() -> None:
-    """End the process where a kernel broke its CUDA context: nothing runs in it any more."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError as error:
-        traceback.print_exc()
-        sys.exit(f"CUDA does not work in this process any more: {error}")

@@ -183,6 +183,7 @@ class HostEnvironment(environment.Environment):
         # asv tells --quick apart only by these overrides, which benchmarks cannot see.
         self._global_env_vars["ASV_QUICK"] = str(int(json.loads(params).get("repeat") == 1))
         if not self._persistent:
+            self._count_process()
             return self.run_executable("python", args, **kwargs)
         output, status = self._run_in_worker(benchmark, args[2:], **kwargs)
         return output, None, status
@@ -194,6 +195,7 @@ class HostEnvironment(environment.Environment):
             self._stop_worker()
         if self._worker is None:
             timeout += self._start_timeout
+            self._count_process()
             self._worker = Worker(self.find_executable("python"), self._worker_environ(env))
         self._asked.add(benchmark)
         output, status = self._worker.run({"args": args, "cwd": cwd}, timeout)
@@ -238,7 +240,12 @@ class HostEnvironment(environment.Environment):
             "ASV_SESSION": f"{started:%Y%m%dT%H%M%SZ}-{os.urandom(4).hex()}",
             "ASV_SESSION_STARTED": started.isoformat(timespec="seconds"),
             "ASV_SESSION_FILE": str(spool),
+            "ASV_PROCESS": "-1",
         }
+
+    def _count_process(self) -> None:
+        """Number the processes of a session: their samples share no allocator and no context."""
+        self._global_env_vars["ASV_PROCESS"] = str(int(self._global_env_vars["ASV_PROCESS"]) + 1)
 
     def deliver_session(self, result: Path) -> None:
         """Move the sidecar of the session that just ended beside ``result``, and end the worker.
@@ -324,6 +331,7 @@ class Worker:
                 time.sleep(0.05)  # end of file: the process is on its way out
             if dead:
                 return self._process.returncode or 1
+            log.dot()
         return util.TIMEOUT_RETCODE
 
 

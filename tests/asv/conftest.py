@@ -30,9 +30,15 @@ from types import SimpleNamespace
 
 LOG = Path(os.environ["ASV_CONF_DIR"], "measured.log")
 
+class DeviceLost(RuntimeError):
+    def __init__(self, message, result):
+        super().__init__(message)
+        self.result = result
+
 class Session:
-    def __init__(self, placements=6, quick=False):
+    def __init__(self, placements=6, quick=False, *, process, identity):
         self.placements = 1 if quick else placements
+        self.process, self.identity = process, identity
 
     def environment(self):
         return {"gpu": "Toy", "python": "3"}
@@ -43,7 +49,7 @@ class Session:
     def measure(self, op, workload, providers=None):
         with LOG.open("a") as log:
             log.write(f"{workload.key} {','.join(providers)} {os.getpid()}\\n")
-        answers = {}
+        answers, lost = {}, ""
         for name in providers:
             answers[name] = {"verdict": "valid", "reason": "", "sets": 1, "launches_per_replay": 1}
             seconds = 1e-3
@@ -55,18 +61,58 @@ class Session:
                     answers[name] |= {"verdict": "failed", "reason": str(error)}
                 except NotImplementedError as error:
                     answers[name] |= {"verdict": "not available", "reason": str(error)}
+                except RuntimeError as error:
+                    lost = str(error)
+            if lost:
+                answers[name] |= {"verdict": "failed", "reason": lost}
             bad = answers[name]["verdict"] != "valid"
-            answers[name]["samples"] = (
-                [] if bad else [[0, n, seconds * (1 + n / 1e4)] for n in range(self.placements)]
-            )
+            answers[name]["samples"] = [] if bad else [
+                [self.process, n, seconds * (1 + n / 1e4)] for n in range(self.placements)
+            ]
         record = {
-            "session": "set by the rows", "key": workload.key, "op": workload.op,
+            "session": self.identity, "key": workload.key, "op": workload.op,
             "direction": workload.direction, "dtype": workload.dtype,
             "shape": list(workload.shape), "options": {}, "bytes_read": 1, "bytes_written": 1,
             "started_at": "2026-01-01T00:00:00+00:00", "host_seconds": 0.1,
             "providers": answers, "kernels": {}, "telemetry": {},
         }
-        return SimpleNamespace(record=lambda: record)
+        result = SimpleNamespace(record=lambda: record)
+        if lost:
+            raise DeviceLost(lost, result)
+        return result
+"""
+
+
+# A suite that "compiles": kernels are named by dtype and whether the rows are long.
+COMPILED = """
+from . import runtime
+
+def softmax(x, dim=-1):
+    runtime.launched.append(runtime.Launch(f"softmax_{{x.dtype}}_{{x.shape[-1] > 4096}}"))
+"""
+RUNTIME = """
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+launched = []
+
+class Launch:
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+@contextmanager
+def record_launches():
+    launched.clear()
+    yield launched
+
+def build(kernels, jobs):
+    print("built", len(kernels))
+
+def artifact(kernel):
+    {compiler}
+    return SimpleNamespace(
+        name=kernel, digest=kernel, cubin=b"", threads=128, dynamic_smem=0, cluster=1
+    )
 """
 
 
@@ -83,6 +129,12 @@ class Toy:
         shutil.rmtree(package, ignore_errors=True)
         if softmax is not None:
             self.write("kernels/membound/__init__.py", SUITE.format(softmax=softmax))
+        return self.commit_all()
+
+    def commit_compiled(self, compiler: str = "") -> str:
+        """Commit a suite with a runtime; ``compiler`` is what compiling does first."""
+        self.write("kernels/membound/__init__.py", COMPILED.format())
+        self.write("kernels/membound/runtime.py", RUNTIME.format(compiler=compiler))
         return self.commit_all()
 
     def commit_all(self) -> str:
@@ -156,7 +208,7 @@ def toy(tmp_path: Path) -> Toy:
             ROOT / name, toy.path / name, ignore=shutil.ignore_patterns("__pycache__", "tests")
         )
     shutil.copy(ROOT / "asv.conf.json", toy.path)
-    toy.write(".gitignore", ".asv/\nresults/\n__pycache__/\nmeasured.log\n")
+    toy.write(".gitignore", ".asv/\nresults/\n__pycache__/\n*.log\n")
     toy.write("bandwatch/measure/session.py", SESSION)
     toy.write("bandwatch/measure/environment.py", "def unavailable():\n    return None\n")
     toy.git("init", "-q", "-b", "main")
