@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..gpus import peak_bytes_per_second
 from .telemetry import Telemetry
 
 VALID = "valid"
@@ -13,12 +14,6 @@ ABOVE_PEAK = "above physical peak"
 L2_RESIDENT = "L2-resident"
 FAILED = "failed"
 NOT_AVAILABLE = "not available"
-
-#: Memory bandwidth by datasheet, bytes per second, by NVML name. Models are never pooled.
-PEAK_BYTES_PER_SECOND = {
-    "NVIDIA H100 80GB HBM3": 3.350e12,
-    "NVIDIA H200": 4.800e12,
-}
 
 #: Reasons that slow the memory system or the whole chip down. ``sw_power_cap`` is not among them:
 #: memory-bound kernels sit at the power limit routinely, and it costs SM clock only, of which
@@ -58,7 +53,7 @@ def judge(
             f"buffers of {rotation_bytes / 1e6:.1f} MB rotate through an L2 of "
             f"{l2_bytes / 1e6:.1f} MB; at least {MIN_ROTATION:g} times its size is needed"
         )
-    peak = PEAK_BYTES_PER_SECOND.get(gpu)
+    peak = peak_bytes_per_second(gpu)
     rate = traffic_bytes / min(seconds)
     if peak is not None and rate > peak:
         return ABOVE_PEAK, f"{rate / 1e9:.0f} GB/s, the {gpu} moves at most {peak / 1e9:.0f} GB/s"

@@ -215,12 +215,12 @@ def _fingerprint(folders: Sequence[Path], repo: Path | str) -> str:
     """Changes when a result file, the main branch or this code does; cheap: contents unread."""
     digest = hashlib.sha256(repr(commits.head(repo)).encode())
     package = Path(__file__).parents[1]
-    for source in sorted([*package.glob("*.py"), *package.glob("results/*.py")]):
-        digest.update(source.read_bytes())
-    for source in sorted(package.glob("detect/*.py")):
-        digest.update(source.read_bytes())
+    for pattern in ("*.py", "results/*.py", "detect/*.py"):
+        for source in sorted(package.glob(pattern)):
+            digest.update(source.read_bytes())
     for folder in folders:
-        for path in sorted(p for p in folder.glob("*/*") if p.suffix in (".json", ".jsonl")):
+        inputs = (p for p in folder.resolve().glob("*/*") if p.suffix in (".json", ".jsonl"))
+        for path in sorted(inputs):
             facts = path.stat()
             digest.update(f"{path}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
     return digest.hexdigest()

@@ -29,10 +29,13 @@ NO_GPU = "none"
 _TIME = re.compile(r"^bench_\w+\.(\w+)\.track_time$")
 _STATIC = re.compile(r"^bench_static\.(\w+)\.track_(\w+)$")
 _STATIC_UNITS = {
+    "registers": "registers",
+    "spills": "instructions",
+    "instructions": "instructions",
     "stack_bytes": "bytes",
     "shared_bytes": "bytes",
-    "narrow_access_share": "1",
-    "idle_warp_share": "1",
+    "narrow_access_share": "share",
+    "idle_warp_share": "share",
 }
 
 #: 99 % to 95 % half-width of a normal interval.
@@ -252,7 +255,7 @@ def static_rows(file: ResultFile, place: Placement) -> Iterator[dict[str, Any]]:
             "dtype": workload.dtype,
             "shape": workload.shape_text,
             "metric": name[2],
-            "unit": _STATIC_UNITS.get(name[2], "count"),
+            "unit": _STATIC_UNITS.get(name[2], ""),
             "toolchain": toolchain,
             "machine": file.machine,
             "commit": file.commit,

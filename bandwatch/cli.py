@@ -1,0 +1,320 @@
+"""The ``bandwatch`` command. Subcommands of other packages join by the entry-point group.
+
+An entry point in ``bandwatch.commands`` names a function ``add_parser(subparsers)`` that adds its
+parser and sets ``run``, a function from the parsed arguments to an exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import Progress
+from rich.table import Table
+
+from . import history
+from .results.commits import HistoryError
+from .results.dataset import DEFAULT_DIR, Dataset, DatasetError, open_dataset
+
+COMMANDS = "bandwatch.commands"
+
+#: Where ``bandwatch watch`` puts what it measures on this machine.
+LOCAL_RESULTS = Path(".bandwatch/results")
+
+_EXAMPLES = """\
+examples:
+  bandwatch ingest                    read results/ and the git history around it
+  bandwatch status                    is the main branch fine?
+  bandwatch incidents                 what broke, where, and the likely cause
+  bandwatch incidents 3f9a2c71de      one of them, workload by workload
+  bandwatch changes --op softmax      every verdict on every series of softmax
+  bandwatch status --json             the same for scripts
+"""
+
+console = Console(highlight=False)
+errors = Console(stderr=True, highlight=False)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code is 0 also where regressions are open, 1 on errors."""
+    args = _parser().parse_args(argv)
+    try:
+        return args.run(args)
+    except (DatasetError, HistoryError, history.NotFound) as error:
+        errors.print(f"[red]error:[/] {escape(str(error.args[0]))}")
+        return 1
+    except KeyboardInterrupt:
+        errors.print("stopped")
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bandwatch",
+        description="Continuous performance tracking for suites of memory-bound GPU kernels.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    version = f"bandwatch {metadata.version('bandwatch')}"
+    parser.add_argument("--version", action="version", version=version)
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    ingest = _add(
+        commands,
+        "ingest",
+        _ingest,
+        "bring the dataset up to date with the results",
+        "  bandwatch ingest results other/results --repo .",
+    )
+    ingest.add_argument(
+        "results",
+        nargs="*",
+        type=Path,
+        default=[Path("results"), LOCAL_RESULTS],
+        help=f"folders in asv's layout (default: results and {LOCAL_RESULTS})",
+    )
+    ingest.add_argument(
+        "--repo", type=Path, default=Path(), help="the checkout that was measured (default: .)"
+    )
+    _add(
+        commands,
+        "status",
+        _status,
+        "whether the main branch is fine, and utilisation per operation",
+        "  bandwatch status --json",
+    )
+    changes = _add(
+        commands,
+        "changes",
+        _changes,
+        "every verdict of detection, newest first",
+        "  bandwatch changes --op softmax --verdict suspected",
+    )
+    for name in ("op", "dtype", "shape", "gpu", "verdict"):
+        changes.add_argument(f"--{name}", help=f"only of this {name}")
+    incidents = _add(
+        commands,
+        "incidents",
+        _incidents,
+        "changes of one direction and commit range taken together, open ones first",
+        "  bandwatch incidents --open\n  bandwatch incidents 3f9a2c71de --json",
+    )
+    incidents.add_argument("id", nargs="?", help="show this one, workload by workload")
+    incidents.add_argument("--open", action="store_true", help="only open ones")
+
+    for entry in metadata.entry_points(group=COMMANDS):
+        _join(commands, entry)
+    return parser
+
+
+def _add(
+    commands: argparse._SubParsersAction, name: str, run: Any, summary: str, examples: str
+) -> argparse.ArgumentParser:
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog=f"examples:\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--dataset",
+        type=Path,
+        default=DEFAULT_DIR,
+        help="folder of the dataset (default: %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _join(commands: argparse._SubParsersAction, entry: metadata.EntryPoint) -> None:
+    """Add a subcommand from elsewhere; one that is broken must not take the others with it."""
+    try:
+        entry.load()(commands)
+    except Exception as error:
+        errors.print(f"[yellow]warning:[/] no command {entry.name}: {escape(str(error))}")
+
+
+# Commands -----------------------------------------------------------------------------------------
+
+
+def _ingest(args: argparse.Namespace) -> int:
+    from .results.ingest import ingest
+
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
+        generation = ingest(args.results, args.repo, args.dataset, progress)
+    with open_dataset(args.dataset) as dataset:
+        warnings = dataset.sql("SELECT * FROM warnings")
+    if args.json:
+        facts = {"generation": generation.id, "reused": generation.reused}
+        _print_json(facts | {"rows": dict(generation.rows), "warnings": _records(warnings)})
+        return 0
+    for warning in warnings.itertuples():
+        errors.print(f"[yellow]warning:[/] {escape(f'{warning.source}: {warning.message}')}")
+    rows = generation.rows
+    console.print(
+        ("Nothing new: " if generation.reused else "")
+        + f"{rows['points']} points and {rows['static']} static facts over {rows['commits']} "
+        f"commits, {rows['incidents']} incidents."
+    )
+    return 0
+
+
+def _status(args: argparse.Namespace) -> int:
+    with open_dataset(args.dataset) as dataset:
+        now = history.today(dataset)
+        broken = history.incidents(dataset, status="open")
+    if args.json:
+        _print_json(asdict(now) | {"incidents": _records(broken)})
+        return 0
+    colour = {"fine": "green", "no data": "yellow"}.get(now.state, "red")
+    console.print(f"main: [{colour}]{now.state}[/]")
+    if now.newest:
+        behind = f", {now.behind} commits behind" if now.behind else ""
+        subject = escape(str(now.newest["subject"]))
+        gpu = f" on {escape(now.gpu)}" if now.gpu else ""
+        console.print(f"newest measured: {now.newest['commit'][:10]} {subject}{gpu}{behind}")
+    if now.suspected:
+        console.print(f"{now.suspected} series look slower at their last point: to be remeasured")
+    if now.ops:
+        table = Table("op", "utilisation", "95 %", "vs eager", "worst workload", "workloads")
+        for line in now.ops:
+            table.add_row(
+                line.op,
+                _percent(line.utilisation),
+                f"{_percent(line.utilisation_low)} to {_percent(line.utilisation_high)}",
+                "" if line.speedup is None else f"{line.speedup:.2f}×",
+                f"{line.worst} ({_percent(line.worst_utilisation)})",
+                f"{line.workloads} of {line.available}",
+            )
+        console.print(table)
+    if len(broken):
+        console.print(_incident_table(broken))
+    return 0
+
+
+def _changes(args: argparse.Namespace) -> int:
+    names = ("op", "dtype", "shape", "gpu", "verdict")
+    with open_dataset(args.dataset) as dataset:
+        found = history.changes(dataset, **{name: getattr(args, name) for name in names})
+    if args.json:
+        _print_json(_records(found))
+        return 0
+    table = Table("verdict", "workload", "gpu", "metric", "before", "after", "effect", "bad commit")
+    for row in found.itertuples():
+        table.add_row(
+            row.verdict,
+            f"{row.op} {row.dtype} {row.shape} {row.provider}",
+            row.gpu,
+            row.metric,
+            _number(row.before),
+            _number(row.after),
+            _effect(row.effect),
+            (row.bad_commit or "")[:10] if isinstance(row.bad_commit, str) else row.reason,
+        )
+    console.print(table if len(found) else "no changes")
+    return 0
+
+
+def _incidents(args: argparse.Namespace) -> int:
+    with open_dataset(args.dataset) as dataset:
+        if args.id:
+            return _incident(dataset, args)
+        found = history.incidents(dataset, status="open" if args.open else None)
+    if args.json:
+        _print_json(_records(found))
+    else:
+        console.print(_incident_table(found) if len(found) else "no incidents")
+    return 0
+
+
+def _incident(dataset: Dataset, args: argparse.Namespace) -> int:
+    found = history.incident(dataset, args.id)
+    if args.json:
+        parts = {"workloads": _records(found.workloads), "commits": _records(found.commits)}
+        _print_json(found.facts | parts)
+        return 0
+    facts = found.facts
+    console.print(
+        f"{facts['verdict']} ({facts['status']}) on {escape(facts['gpu'])}"
+        + (f"; likely cause: {escape(facts['cause'])}" if facts["cause"] else "")
+    )
+    for commit in found.commits.itertuples():
+        author = f"{commit.author}, {commit.committed_at:%Y-%m-%d}"
+        console.print(f"  {commit.commit[:10]} {escape(commit.subject)} ({escape(author)})")
+    table = Table("workload", "metric", "before", "after", "effect")
+    for row in found.workloads.itertuples():
+        workload = f"{row.op} {row.dtype} {row.shape}"
+        table.add_row(
+            workload, row.metric, _number(row.before), _number(row.after), _effect(row.effect)
+        )
+    console.print(table)
+    return 0
+
+
+# Printing -----------------------------------------------------------------------------------------
+
+
+def _incident_table(incidents: pd.DataFrame) -> Table:
+    table = Table("id", "what", "status", "ops", "workloads", "worst", "bad commit", "likely cause")
+    for row in incidents.itertuples():
+        table.add_row(
+            row.incident,
+            row.verdict,
+            row.status,
+            row.ops,
+            str(row.workloads),
+            _effect(row.worst_effect),
+            row.bad_commit[:10],
+            escape(row.cause),
+        )
+    return table
+
+
+def _percent(value: float | None) -> str:
+    return "?" if value is None else f"{100 * value:.1f} %"
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:.4g}"
+
+
+def _effect(log: float) -> str:
+    return "" if math.isnan(log) else f"{100 * math.expm1(log):+.1f} %"
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return frame.to_dict("records")
+
+
+def _print_json(value: Any) -> None:
+    json.dump(_plain(value), sys.stdout, indent=1, allow_nan=False)
+    print()
+
+
+def _plain(value: Any) -> Any:
+    """``value`` with what JSON has no words for (NaN, NaT, NumPy numbers, times) in its terms."""
+    if isinstance(value, dict):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if value is None or pd.isna(value):
+        return None
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    return value.item() if hasattr(value, "item") else value
+
+
+if __name__ == "__main__":
+    sys.exit(main())
