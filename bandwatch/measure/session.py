@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
+from ..gpus import GPUS
 from . import correctness, verdicts
 from .controls import CopyControl
 from .device import CudaDevice, Device, Graph, Run
-from .environment import describe, native_jit
+from .environment import describe, native_jit, unavailable
 from .telemetry import Watch
 from .workload import Op, Tensors, Traffic, Workload
 
@@ -36,8 +37,12 @@ MAX_SETS = 64
 REPLAY_SECONDS = 1.5e-3
 #: Blocks per placement; the median over them is robust against a disturbed replay.
 BLOCKS = 9
-#: Replays that choose the length of a replay and the configuration of the control.
+#: Replays that size a provider's graph and choose the control's configuration; the first warms up.
 TRIALS = 5
+#: Seconds that a trial would last at the rate of the fastest memory known, and the least that a
+#: launch takes: long enough that the GPU is timed and not the host's launching.
+TRIAL_SECONDS = 0.5e-3
+LAUNCH_SECONDS = 2e-6
 #: Padding between placements, in steps of the 2 MiB pages CUDA maps, up to 512 MiB.
 PADDING_STEP = 2 << 20
 PADDING_STEPS = 256
@@ -161,7 +166,12 @@ class Session:
         self.process = process
         self.identity = identity or f"{_now()}-{secrets.token_hex(4)}"
         self._rng = np.random.default_rng(seed)
-        self._device = CudaDevice() if device is None else device
+        if device is None:
+            reason = unavailable()
+            if reason is not None:
+                raise RuntimeError(f"nothing can be measured here: {reason}")
+            device = CudaDevice()
+        self._device = device
         self._control = CopyControl() if control is None else control
 
     def environment(self) -> dict[str, Any]:
@@ -264,7 +274,8 @@ class Session:
             try:
                 if is_control not in fed:
                     fed[is_control] = feed(is_control)
-                graphs[candidate.name] = self._prepare(candidate, fed[is_control])
+                sets = fed[is_control]
+                graphs[candidate.name] = self._prepare(candidate, sets, traffic.total)
             except Exception as error:
                 self._fail([candidate], error, result)
         timed = [candidate for candidate in alive if candidate.alive]
@@ -278,28 +289,31 @@ class Session:
             candidate.result.samples.append([self.process, placement, sample])
             candidate.result.launches_per_replay = graphs[candidate.name].launches
 
-    def _prepare(self, candidate: _Candidate, sets: list[Tensors]) -> Graph:
+    def _prepare(self, candidate: _Candidate, sets: list[Tensors], traffic_bytes: int) -> Graph:
         """The graph to be timed; at the first placement the provider is checked and sized."""
         if candidate.run is None:
-            self._qualify(candidate, sets)
+            self._qualify(candidate, sets, traffic_bytes)
         graph = self._device.capture(candidate.run, sets, candidate.rounds)
         candidate.result.sets = len(sets)
         tensors = [tensor for inputs in sets for tensor in inputs.values()]
         candidate.rotation_bytes = distinct_bytes([*tensors, *graph.outputs])
         return graph
 
-    def _qualify(self, candidate: _Candidate, sets: list[Tensors]) -> None:
+    def _qualify(self, candidate: _Candidate, sets: list[Tensors], traffic_bytes: int) -> None:
         """Check every variant through a graph, as it will be timed, and keep the fastest."""
         best = math.inf
+        peak = max(gpu.peak_bytes_per_second for gpu in GPUS.values())
+        fastest = len(sets) * max(traffic_bytes / peak, LAUNCH_SECONDS)
+        rounds = max(1, math.ceil(TRIAL_SECONDS / fastest))
         for config, run in candidate.variants().items():
-            graph = self._device.capture(run, sets, 1)
+            graph = self._device.capture(run, sets, rounds)
             # What the capture missed (a launch on another stream, say) leaves the poison.
             for output in graph.outputs:
                 correctness.poison(output)
             graph.replay()
             self._device.synchronize()
             candidate.result.error = candidate.check(sets, graph)
-            seconds = statistics.median(self._device.time([graph] * TRIALS)[1:])
+            seconds = statistics.median(self._device.time([graph] * TRIALS)[1:]) / rounds
             if seconds < best:
                 best, candidate.run, candidate.result.config = seconds, run, config
         candidate.rounds = max(1, math.ceil(REPLAY_SECONDS / best))

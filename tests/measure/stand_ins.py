@@ -1,0 +1,120 @@
+"""A CPU that plays the GPU: providers really run and are checked, times come from a model."""
+
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from bandwatch.measure.controls import CopyControl
+from bandwatch.measure.telemetry import Reading
+from bandwatch.measure.workload import DTYPE_BYTES, Op, Traffic
+
+H200 = "NVIDIA H200"
+
+
+class SimulatedGraph:
+    def __init__(self, run, sets, rounds):
+        self.run, self.sets = run, sets
+        self.launches = rounds * len(sets)
+        self.outputs = [run(inputs) for inputs in sets]
+
+    def replay(self):
+        for inputs, output in zip(self.sets, self.outputs, strict=True):
+            output.copy_(self.run(inputs))
+
+
+class SimulatedDevice:
+    """``speed(run)`` gives seconds per launch; each placement multiplies all by a common factor."""
+
+    handle = "cpu"
+
+    def __init__(self, speed, l2_bytes=4096, name=H200, placement_noise=0.02, source=None):
+        self.speed, self.l2_bytes, self.name, self.source = speed, l2_bytes, name, source
+        self.generator = torch.Generator()
+        self.noise = np.random.default_rng(0)
+        self.placement_noise = placement_noise
+        self.factors, self.paddings, self.orders = [], [], []
+        self.lost = False
+
+    @contextmanager
+    def active(self):
+        with torch.no_grad():
+            yield
+
+    def place(self, padding, seed):
+        self.paddings.append(padding)
+        self.factors.append(float(np.exp(self.noise.uniform(-1, 1) * self.placement_noise)))
+        self.generator.manual_seed(seed)
+
+    def capture(self, run, sets, rounds):
+        return SimulatedGraph(run, sets, rounds)
+
+    def time(self, order):
+        self.orders.append([graph.run for graph in order])
+        return [self.speed(g.run) * g.launches * self.factors[-1] for g in order]
+
+    def synchronize(self):
+        if self.lost:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def healthy(self):
+        return not self.lost
+
+    def telemetry(self):
+        return self.source
+
+
+class CloneControl(CopyControl):
+    """Three configurations; ``variants`` returns one function object each, for ``speed``."""
+
+    def __init__(self):
+        self.runs = {label: self._make() for label in ("a", "b", "c")}
+
+    def variants(self):
+        return self.runs
+
+    @staticmethod
+    def _make():
+        return lambda inputs: inputs["source"].clone()
+
+
+class Readings:
+    """A telemetry source that repeats one reading."""
+
+    max_sm_clock = 1980.0
+
+    def __init__(self, sm_clock=1980.0, reasons=0):
+        self.reading = Reading(sm_clock, 3201.0, 40.0, 500.0, reasons)
+
+    def read(self):
+        return self.reading
+
+
+def right(inputs):
+    return torch.softmax(inputs["x"], dim=-1)
+
+
+def eager(inputs):
+    return torch.softmax(inputs["x"].clone(), dim=-1)
+
+
+def softmax_op(**providers):
+    """A softmax op whose providers are ``membound=right, eager=eager`` unless given."""
+
+    def make_inputs(workload, device, generator):
+        dtype = getattr(torch, workload.dtype)
+        return {"x": torch.randn(workload.shape, dtype=dtype, generator=generator, device=device)}
+
+    def traffic(workload):
+        nbytes = int(np.prod(workload.shape)) * DTYPE_BYTES[workload.dtype]
+        return Traffic(nbytes, nbytes)
+
+    return Op(
+        name="softmax",
+        make_inputs=make_inputs,
+        reference=lambda inputs: torch.softmax(inputs["x"].double(), dim=-1),
+        traffic=traffic,
+        tolerance=lambda dtype: (1e-4, 1e-7),
+        providers=providers or {"membound": right, "eager": eager},
+        kernels=lambda workload: {"softmax_kernel": "0f" * 32},
+    )
