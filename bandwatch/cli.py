@@ -24,12 +24,14 @@ from rich.table import Table
 
 from . import history
 from .results.commits import HistoryError
-from .results.dataset import DEFAULT_DIR, Dataset, DatasetError, open_dataset
+from .results.dataset import DEFAULT_DIR, Dataset, DatasetError, Generation, open_dataset
 
 COMMANDS = "bandwatch.commands"
 
 #: Where ``bandwatch watch`` puts what it measures on this machine.
 LOCAL_RESULTS = Path(".bandwatch/results")
+
+_WARNINGS_SHOWN = 10
 
 _EXAMPLES = """\
 examples:
@@ -69,21 +71,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(required=True, metavar="command")
 
-    ingest = _add(
+    reads = _add(
         commands,
         "ingest",
         _ingest,
         "bring the dataset up to date with the results",
         "  bandwatch ingest results other/results --repo .",
     )
-    ingest.add_argument(
+    reads.add_argument(
         "results",
         nargs="*",
         type=Path,
         default=[Path("results"), LOCAL_RESULTS],
         help=f"folders in asv's layout (default: results and {LOCAL_RESULTS})",
     )
-    ingest.add_argument(
+    reads.add_argument(
         "--repo", type=Path, default=Path(), help="the checkout that was measured (default: .)"
     )
     _add(
@@ -149,25 +151,42 @@ def _join(commands: argparse._SubParsersAction, entry: metadata.EntryPoint) -> N
 # Commands -----------------------------------------------------------------------------------------
 
 
-def _ingest(args: argparse.Namespace) -> int:
-    from .results.ingest import ingest
-
-    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
-        generation = ingest(args.results, args.repo, args.dataset, progress)
-    with open_dataset(args.dataset) as dataset:
+def ingest(results: Sequence[Path], repo: Path, dataset_dir: Path) -> Generation:
+    """Ingest with a progress bar; says what came of it and warns of what was left out."""
+    generation = _quiet_ingest(results, repo, dataset_dir)
+    with open_dataset(dataset_dir) as dataset:
         warnings = dataset.sql("SELECT * FROM warnings")
-    if args.json:
-        facts = {"generation": generation.id, "reused": generation.reused}
-        _print_json(facts | {"rows": dict(generation.rows), "warnings": _records(warnings)})
-        return 0
-    for warning in warnings.itertuples():
+    for warning in warnings.head(_WARNINGS_SHOWN).itertuples():
         errors.print(f"[yellow]warning:[/] {escape(f'{warning.source}: {warning.message}')}")
+    if len(warnings) > _WARNINGS_SHOWN:
+        errors.print(
+            f"and {len(warnings) - _WARNINGS_SHOWN} more, all in `bandwatch ingest --json`"
+        )
     rows = generation.rows
     console.print(
         ("Nothing new: " if generation.reused else "")
         + f"{rows['points']} points and {rows['static']} static facts over {rows['commits']} "
         f"commits, {rows['incidents']} incidents."
     )
+    return generation
+
+
+def _quiet_ingest(results: Sequence[Path], repo: Path, dataset_dir: Path) -> Generation:
+    from .results.ingest import ingest
+
+    with Progress(console=errors, transient=True, disable=not errors.is_terminal) as progress:
+        return ingest(results, repo, dataset_dir, progress)
+
+
+def _ingest(args: argparse.Namespace) -> int:
+    if not args.json:
+        ingest(args.results, args.repo, args.dataset)
+        return 0
+    generation = _quiet_ingest(args.results, args.repo, args.dataset)
+    with open_dataset(args.dataset) as dataset:
+        warnings = dataset.sql("SELECT * FROM warnings")
+    facts = {"generation": generation.id, "reused": generation.reused}
+    _print_json(facts | {"rows": dict(generation.rows), "warnings": _records(warnings)})
     return 0
 
 

@@ -22,8 +22,10 @@ from importlib.resources import files
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from bandwatch import cli
 from bandwatch.measure import environment
 
 LOCAL = Path(".bandwatch")
@@ -38,7 +40,7 @@ examples:
   bandwatch watch --once           stop after the ingest, for scripts
 """
 
-console = Console()
+console = Console(highlight=False)
 
 
 class WatchError(Exception):
@@ -75,20 +77,17 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do all steps; 1 where benchmarking failed and ``--once`` asks for an exit code."""
+    """Do all steps; with ``--once`` the exit code is 1 where one of them failed."""
     try:
         root = checkout()
-        failed = not _measure(root, args.commits, args.machine)
-        _ingest(root)
+        measured = _measure(root, args.commits, args.machine)
+        ingested = _ingest(root)
         if args.once:
-            return int(failed)
+            return int(not (measured and ingested))
         return _serve(root, args.port)
     except WatchError as error:
-        console.print(f"[red]error:[/] {error}", highlight=False)
+        console.print(f"[red]error:[/] {escape(str(error))}")
         return 1
-    except KeyboardInterrupt:
-        console.print("stopped")
-        return 130
 
 
 def checkout(start: Path = Path()) -> Path:
@@ -165,7 +164,7 @@ def _measure(root: Path, count: int, machine: str) -> bool:
     code = _run_asv(root, todo, machine, not no_gpu, title, log)
     if code:
         tail = "\n".join(log.read_text().splitlines()[-15:])
-        console.print(tail, style="dim", markup=False, highlight=False)
+        console.print(tail, style="dim", markup=False)
         console.print(
             f"[red]asv failed with exit code {code};[/] its output is in {log.relative_to(root)}. "
             "Going on with what is recorded."
@@ -223,10 +222,10 @@ def _run_asv(
         return process.wait()
 
 
-def _ingest(root: Path) -> None:
-    from bandwatch.results.ingest import ingest
-
-    ingest([root / "results", root / LOCAL / "results"], repo=root, dataset_dir=root / DATASET)
+def _ingest(root: Path) -> bool:
+    """Bring the dataset up to date; False, with the reason printed, where it stays as it was."""
+    folders = [str(root / "results"), str(root / LOCAL / "results")]
+    return not cli.main(["ingest", *folders, "--repo", str(root), "--dataset", str(root / DATASET)])
 
 
 def free_port(first: int, tries: int = 20) -> int:
@@ -252,6 +251,8 @@ def _serve(root: Path, first_port: int) -> int:
         _wait_until_up(server, port)
         console.print(f"Dashboard: [bold]http://localhost:{port}[/]  (Ctrl-C stops it)")
         return server.wait()
+    except KeyboardInterrupt:
+        return 0
     finally:
         server.terminate()
         server.wait()

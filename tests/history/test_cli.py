@@ -110,3 +110,14 @@ def test_subcommands_join_by_entry_point_and_a_broken_one_harms_no_other(monkeyp
     code, _, err = run(capsys, "greet")
     assert code == 7
     assert "no command broken: no such module" in err
+
+
+def test_many_warnings_are_counted_and_not_all_printed(checkout, capsys, monkeypatch):
+    repository, _ = checkout
+    monkeypatch.setattr(cli.errors, "width", 500)
+    for i in range(15):
+        (repository.results / "gpu" / f"stray{i}.json").write_text("[]")
+    _, _, err = run(capsys, "ingest")
+    assert err.count("warning:") == 10 and "and 5 more" in err
+    _, out, _ = run(capsys, "ingest", "--json")
+    assert len(json.loads(out)["warnings"]) == 15
