@@ -30,7 +30,6 @@ from bandwatch.measure import environment
 
 LOCAL = Path(".bandwatch")
 DATASET = LOCAL / "dataset"
-MEASURED_PATHS = ("kernels", "asv_bench")
 
 _EXAMPLES = """\
 examples:
@@ -61,7 +60,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         type=int,
         default=3,
         metavar="N",
-        help="how many of the newest commits that touch the kernels or benchmarks (default: 3)",
+        help="how many of the newest commits that change the kernels (default: %(default)s)",
     )
     parser.add_argument("--once", action="store_true", help="stop after the ingest")
     parser.add_argument(
@@ -107,9 +106,9 @@ def checkout(start: Path = Path()) -> Path:
 
 
 def newest_commits(root: Path, count: int) -> list[str]:
-    """At most ``count`` newest commits of HEAD's first-parent line that can change a benchmark.
+    """At most ``count`` newest commits of HEAD's first-parent line that change the kernels.
 
-    Full hashes, newest first.
+    Full hashes, newest first. Others cannot move a number: today's harness measures every commit.
     """
     if count <= 0:
         return []
@@ -155,13 +154,11 @@ def _measure(root: Path, count: int, machine: str) -> bool:
     commits = newest_commits(root, count)
     todo = [commit for commit in commits if measured.get(commit) != state]
     tier = f"static tier; {no_gpu}" if no_gpu else "GPU and static tier"
+    console.print(f"{len(todo)} of the newest {len(commits)} commits to benchmark ({tier})")
     if not todo:
-        if commits:
-            console.print(f"The newest {len(commits)} commits are already benchmarked ({tier}).")
         return True
     log = root / LOCAL / "asv.log"
-    title = f"Benchmarking {len(todo)} commits ({tier})"
-    code = _run_asv(root, todo, machine, not no_gpu, title, log)
+    code = _run_asv(root, todo, machine, not no_gpu, log)
     if code:
         tail = "\n".join(log.read_text().splitlines()[-15:])
         console.print(tail, style="dim", markup=False)
@@ -181,9 +178,7 @@ def _state(root: Path, gpu: bool, machine: str) -> str:
     return ", ".join([machine, "gpu" if gpu else "static", f"asv_bench {harness}", *versions])
 
 
-def _run_asv(
-    root: Path, commits: Sequence[str], machine: str, gpu: bool, title: str, log: Path
-) -> int:
+def _run_asv(root: Path, commits: Sequence[str], machine: str, gpu: bool, log: Path) -> int:
     from asv.machine import Machine, MachineCollection
 
     # asv asks its questions about the machine at a console; here the defaults are the answer.
@@ -203,7 +198,7 @@ def _run_asv(
         console=console,
     )
     with bar, log.open("w") as out:
-        task = bar.add_task(title, total=100)
+        task = bar.add_task("asv run", total=100)
         process = subprocess.Popen(
             command,
             cwd=root,

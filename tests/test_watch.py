@@ -42,12 +42,12 @@ def edit(folder, name, text):
     return commit(folder, name)
 
 
-def test_only_commits_that_can_change_a_benchmark_are_chosen_newest_first(repo):
+def test_only_commits_that_change_kernels_are_chosen_newest_first(repo):
     first = edit(repo, "kernels/op.py", "1")
     edit(repo, "README.md", "words")
-    second = edit(repo, "asv_bench/bench.py", "1")
-    third = edit(repo, "kernels/op.py", "2")
-    edit(repo, "README.md", "more words")
+    second = edit(repo, "kernels/op.py", "2")
+    edit(repo, "asv_bench/bench.py", "1")
+    third = edit(repo, "kernels/other.py", "1")
     assert watch.newest_commits(repo, 10) == [third, second, first]
     assert watch.newest_commits(repo, 2) == [third, second]
     assert watch.newest_commits(repo, 0) == []
