@@ -114,14 +114,7 @@ def newest_commits(root: Path, count: int) -> list[str]:
         return []
     try:
         return _git(
-            root,
-            "log",
-            "--first-parent",
-            f"-n{count}",
-            "--format=%H",
-            "HEAD",
-            "--",
-            *MEASURED_PATHS,
+            root, "log", "--first-parent", f"-n{count}", "--format=%H", "HEAD", "--", "kernels"
         ).split()
     except subprocess.CalledProcessError as error:
         raise WatchError(f"no commits to measure in {root}: {error.stderr.strip()}") from None
