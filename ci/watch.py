@@ -139,12 +139,15 @@ def _measure(root: Path, count: int, machine: str) -> bool:
             "[yellow]This clone is shallow, so older commits are missing from the history;[/] "
             "`git fetch --unshallow` brings them."
         )
+    commits = newest_commits(root, count)
+    if not commits:
+        console.print("No commits to benchmark.")
+        return True
     no_gpu = environment.unavailable()
     (root / LOCAL).mkdir(exist_ok=True)
     ledger = root / LOCAL / "measured.json"
     measured = json.loads(ledger.read_text()) if ledger.exists() else {}
     state = _state(root, not no_gpu, machine)
-    commits = newest_commits(root, count)
     todo = [commit for commit in commits if measured.get(commit) != state]
     tier = f"static tier; {no_gpu}" if no_gpu else "GPU and static tier"
     console.print(f"{len(todo)} of the newest {len(commits)} commits to benchmark ({tier})")
@@ -230,7 +233,12 @@ def free_port(first: int, tries: int = 20) -> int:
 def _serve(root: Path, first_port: int) -> int:
     port = free_port(first_port)
     app = files("bandwatch.dashboard") / "app.py"
-    options = {"server.port": port, "server.headless": "true", "browser.gatherUsageStats": "false"}
+    options = {
+        "server.port": port,
+        "server.headless": "true",
+        "browser.gatherUsageStats": "false",
+        "logger.level": "warning",
+    }
     command = [sys.executable, "-m", "streamlit", "run", str(app)]
     command += [f"--{name}={value}" for name, value in options.items()]
     command += ["--", f"--dataset={root / DATASET}"]
