@@ -207,12 +207,11 @@ def _status(args: argparse.Namespace) -> int:
     if now.suspected:
         console.print(f"{now.suspected} series look slower at their last point: to be remeasured")
     if now.ops:
-        table = Table("op", "utilisation", "95 %", "vs eager", "worst workload", "workloads")
+        table = _table("op", "utilisation", "vs eager", "worst workload", "n")
         for line in now.ops:
             table.add_row(
                 line.op,
-                _percent(line.utilisation),
-                f"{_percent(line.utilisation_low)} to {_percent(line.utilisation_high)}",
+                _percent(line.utilisation, line.utilisation_low, line.utilisation_high),
                 "" if line.speedup is None else f"{line.speedup:.2f}×",
                 f"{line.worst} ({_percent(line.worst_utilisation)})",
                 f"{line.workloads} of {line.available}",
@@ -230,17 +229,16 @@ def _changes(args: argparse.Namespace) -> int:
     if args.json:
         _print_json(_records(found))
         return 0
-    table = Table("verdict", "workload", "gpu", "metric", "before", "after", "effect", "bad commit")
+    table = _table("verdict", "workload", "gpu", "metric", "effect", "bad commit")
     for row in found.itertuples():
+        placed = isinstance(row.bad_commit, str)
         table.add_row(
             row.verdict,
-            f"{row.op} {row.dtype} {row.shape} {row.provider}",
+            f"{row.op} {row.dtype} {row.shape}",
             row.gpu,
-            row.metric,
-            _number(row.before),
-            _number(row.after),
+            f"{row.metric} {_number(row.before)} → {_number(row.after)}" if placed else row.metric,
             _effect(row.effect),
-            (row.bad_commit or "")[:10] if isinstance(row.bad_commit, str) else row.reason,
+            row.bad_commit[:10] if placed else row.reason,
         )
     console.print(table if len(found) else "no changes")
     return 0
@@ -272,12 +270,10 @@ def _incident(dataset: Dataset, args: argparse.Namespace) -> int:
     for commit in found.commits.itertuples():
         author = f"{commit.author}, {commit.committed_at:%Y-%m-%d}"
         console.print(f"  {commit.commit[:10]} {escape(commit.subject)} ({escape(author)})")
-    table = Table("workload", "metric", "before", "after", "effect")
+    table = _table("workload", "metric", "effect")
     for row in found.workloads.itertuples():
-        workload = f"{row.op} {row.dtype} {row.shape}"
-        table.add_row(
-            workload, row.metric, _number(row.before), _number(row.after), _effect(row.effect)
-        )
+        moved = f"{row.metric} {_number(row.before)} → {_number(row.after)}"
+        table.add_row(f"{row.op} {row.dtype} {row.shape}", moved, _effect(row.effect))
     console.print(table)
     return 0
 
@@ -285,13 +281,20 @@ def _incident(dataset: Dataset, args: argparse.Namespace) -> int:
 # Printing -----------------------------------------------------------------------------------------
 
 
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in columns:
+        table.add_column(name, no_wrap=True)
+    return table
+
+
 def _incident_table(incidents: pd.DataFrame) -> Table:
-    table = Table("id", "what", "status", "ops", "workloads", "worst", "bad commit", "likely cause")
+    table = _table("id", "what", "ops", "n", "worst", "bad commit")
+    table.add_column("likely cause")
     for row in incidents.itertuples():
         table.add_row(
             row.incident,
-            row.verdict,
-            row.status,
+            row.verdict if row.status == "closed" else f"{row.status} {row.verdict}",
             row.ops,
             str(row.workloads),
             _effect(row.worst_effect),
@@ -301,8 +304,12 @@ def _incident_table(incidents: pd.DataFrame) -> Table:
     return table
 
 
-def _percent(value: float | None) -> str:
-    return "?" if value is None else f"{100 * value:.1f} %"
+def _percent(value: float | None, low: float | None = None, high: float | None = None) -> str:
+    if value is None:
+        return "unknown"
+    if low is None or high is None:
+        return f"{100 * value:.1f} %"
+    return f"{100 * value:.1f} ± {50 * (high - low):.1f} %"
 
 
 def _number(value: float) -> str:

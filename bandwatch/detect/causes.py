@@ -22,8 +22,9 @@ _METRICS = {
 }
 _SHARES = frozenset({"narrow_access_share", "idle_warp_share"})
 
-#: Relative change of the instruction count below which it explains nothing.
-_FEW_INSTRUCTIONS = 0.10
+#: Smaller moves explain nothing: of a share, and of a count relative to what it was.
+_LEAST_SHARE = 0.05
+_LEAST_RATIO = 0.10
 
 
 def likely_cause(
@@ -32,7 +33,8 @@ def likely_cause(
     """Short text such as ``spills 0 → 12, registers 64 → 128 (5 of 8 workloads)``; "" if none.
 
     ``series`` maps names to rows of POINTS, ``static`` are rows of STATIC. Only workloads of the
-    incident count, each with its own last good and first bad commit.
+    incident count, each with its own last good and first bad commit. All static metrics are better
+    low: those that moved the way of the incident go before, and without, the others.
     """
     tools = _toolchain(incident, series)
     facts = _static(incident, series, static)
@@ -68,17 +70,17 @@ def _static(incident: Incident, series: Mapping[str, Sequence[Row]], static: Seq
     by_workload: dict[tuple[Any, ...], list[Row]] = {}
     for row in static:
         by_workload.setdefault(_workload(row), []).append(row)
+    found = [
+        (key, *move)
+        for change in incident.changes
+        for key in [_workload(series[change.series][0])]
+        for move in _differences(by_workload.get(key, ()), change.good, change.bad)
+    ]
+    worse = incident.verdict == "regression"
+    found = [move for move in found if (move[3] > move[2]) == worse] or found
     moves: dict[str, Counter[tuple[float, float]]] = {}
-    explained = set()
-    for change in incident.changes:
-        key = _workload(series[change.series][0])
-        for metric, before, after in _differences(
-            by_workload.get(key, ()), change.good, change.bad
-        ):
-            if metric == "instructions" and abs(after - before) < _FEW_INSTRUCTIONS * before:
-                continue
-            moves.setdefault(metric, Counter())[before, after] += 1
-            explained.add(key)
+    for _, metric, before, after in found:
+        moves.setdefault(metric, Counter())[before, after] += 1
     if not moves:
         return ""
     parts = [
@@ -88,11 +90,11 @@ def _static(incident: Incident, series: Mapping[str, Sequence[Row]], static: Seq
         for (before, after), _ in moves[metric].most_common(1)
     ]
     total = len({_workload(series[c.series][0]) for c in incident.changes})
-    return f"{', '.join(parts)} ({len(explained)} of {total} workloads)"
+    return f"{', '.join(parts)} ({len({key for key, *_ in found})} of {total} workloads)"
 
 
 def _differences(rows: Sequence[Row], good: int, bad: int) -> list[tuple[str, float, float]]:
-    """Metrics that differ between the two positions under one toolchain."""
+    """Metrics that differ tellingly between the two positions under one toolchain."""
     values: dict[tuple[str, str], dict[int, float]] = {}
     for row in rows:
         if row["metric"] in _METRICS and row["position"] in (good, bad):
@@ -100,8 +102,14 @@ def _differences(rows: Sequence[Row], good: int, bad: int) -> list[tuple[str, fl
     return [
         (metric, at[good], at[bad])
         for (metric, _), at in values.items()
-        if len(at) == 2 and at[good] != at[bad]
+        if len(at) == 2 and _telling(metric, at[good], at[bad])
     ]
+
+
+def _telling(metric: str, before: float, after: float) -> bool:
+    if metric in _SHARES:
+        return abs(after - before) >= _LEAST_SHARE
+    return before != after and abs(after - before) >= _LEAST_RATIO * before
 
 
 def _workload(row: Row) -> tuple[Any, ...]:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from bandwatch.measure.workload import DTYPE_BYTES
+
 REQUIREMENTS = {"torch": "2.11.0", "nvidia-cutlass-dsl": "4.8.1"}
 ENV = "hostenv-py3.11-nvidia-cutlass-dsl4.8.1-torch2.11.0"
 DTYPES, SHAPES = ["bfloat16", "float32"], ["4096x4096", "32768x1001"]
@@ -135,7 +137,7 @@ def write_sidecar(
 
 def _workload(session, dtype, shape, utilisation, verdicts, kernel, slow) -> dict:
     sizes = [int(n) for n in shape.split("x")]
-    moved = math.prod(sizes) * {"bfloat16": 2, "float32": 4}[dtype]
+    moved = math.prod(sizes) * DTYPE_BYTES[dtype]
     providers = {}
     for provider, time in seconds(utilisation).items():
         verdict = verdicts.get(provider, "valid")
