@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
             return int(not (measured and ingested))
         return _serve(root, args.port)
     except WatchError as error:
-        console.print(f"[red]error:[/] {escape(str(error))}")
+        cli.errors.print(f"[red]error:[/] {escape(str(error))}")
         return 1
 
 
