@@ -53,10 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return args.run(args)
     except (DatasetError, HistoryError, history.NotFound) as error:
-        errors.print(f"[red]error:[/] {escape(str(error.args[0]))}")
+        _say(f"[red]error:[/] {escape(str(error.args[0]))}")
         return 1
     except KeyboardInterrupt:
-        errors.print("stopped")
+        _say("stopped")
         return 130
 
 
@@ -145,7 +145,7 @@ def _join(commands: argparse._SubParsersAction, entry: metadata.EntryPoint) -> N
     try:
         entry.load()(commands)
     except Exception as error:
-        errors.print(f"[yellow]warning:[/] no command {entry.name}: {escape(str(error))}")
+        _say(f"[yellow]warning:[/] no command {entry.name}: {escape(str(error))}")
 
 
 # Commands -----------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def ingest(results: Sequence[Path], repo: Path, dataset_dir: Path) -> Generation
     with open_dataset(dataset_dir) as dataset:
         warnings = dataset.sql("SELECT * FROM warnings")
     for warning in warnings.head(_WARNINGS_SHOWN).itertuples():
-        errors.print(f"[yellow]warning:[/] {escape(f'{warning.source}: {warning.message}')}")
+        _say(f"[yellow]warning:[/] {escape(f'{warning.source}: {warning.message}')}")
     if len(warnings) > _WARNINGS_SHOWN:
         errors.print(
             f"and {len(warnings) - _WARNINGS_SHOWN} more, all in `bandwatch ingest --json`"
@@ -279,6 +279,11 @@ def _incident(dataset: Dataset, args: argparse.Namespace) -> int:
 
 
 # Printing -----------------------------------------------------------------------------------------
+
+
+def _say(message: str) -> None:
+    """One line on standard error, whatever the width: paths in it can be copied and searched."""
+    errors.print(message, soft_wrap=True)
 
 
 def _table(*columns: str) -> Table:

@@ -82,7 +82,7 @@ def today(dataset: Dataset, gpu: str | None = None) -> Today:
     points = dataset.sql(
         "SELECT op, direction, dtype, shape, options, provider, gpu, position, utilisation,"
         " utilisation_low, utilisation_high, speedup, speedup_low, speedup_high FROM points"
-        " WHERE placement = 'main' AND verdict = 'valid' AND utilisation IS NOT NULL"
+        " WHERE placement = 'main' AND verdict = 'valid'"
     )
     points = points[~points["provider"].isin(REFERENCES)]
     newest = dataset.sql("SELECT * FROM commits WHERE measured ORDER BY position DESC LIMIT 1")
@@ -116,7 +116,7 @@ def today(dataset: Dataset, gpu: str | None = None) -> Today:
     since = last - WINDOW
     lines = tuple(
         _op_line(str(op), str(provider), str(gpu), group[group["position"] > since])
-        for (op, provider), group in points.groupby(["op", "provider"], sort=True)
+        for (op, provider), group in points.dropna(subset="utilisation").groupby(["op", "provider"])
         if (group["position"] > since).any()
     )
     return Today(state, broken, suspected, head, last - int(head["position"]), gpu, lines)

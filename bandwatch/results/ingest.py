@@ -109,7 +109,10 @@ def _tables(
     static: Rows = []
     for file in bar.track(files, description="Joining sessions"):
         place = places[file.commit]
-        matching = [s for s in sidecars.get(file.path, ()) if s.session["commit"] == file.commit]
+        beside = sidecars.get(file.path, ())
+        matching = [s for s in beside if s.session["commit"] == file.commit]
+        if len(matching) < len(beside):
+            warn(file.path, "left out: a sidecar beside it is of another commit")
         points.extend(rows.point_rows(file, matching, place))
         static.extend(rows.static_rows(file, place))
     if not points and not static:

@@ -62,8 +62,7 @@ def test_an_incident_is_shown_workload_by_workload(checkout, capsys):
     assert "Commit 6" in out and "softmax float32 32768x1001" in out and "-11.1 %" in out
 
 
-def test_errors_say_what_to_do_and_exit_1(checkout, capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(cli.errors, "width", 500)
+def test_errors_say_what_to_do_and_exit_1(checkout, capsys):
     code, _, err = run(capsys, "status")
     assert code == 1 and "run `bandwatch ingest` first" in err
     code, _, err = run(capsys, "ingest", "nowhere")
@@ -73,9 +72,8 @@ def test_errors_say_what_to_do_and_exit_1(checkout, capsys, tmp_path, monkeypatc
     assert code == 1 and "no incident 'no-such'" in err
 
 
-def test_a_damaged_file_is_a_warning_on_stderr(checkout, capsys, monkeypatch):
+def test_a_damaged_file_is_a_warning_on_stderr(checkout, capsys):
     repository, commits = checkout
-    monkeypatch.setattr(cli.errors, "width", 500)
     path = next(repository.results.glob(f"gpu/{commits[0][:8]}-*.json"))
     path.write_text("{")
     code, _, err = run(capsys, "ingest")
@@ -112,9 +110,8 @@ def test_subcommands_join_by_entry_point_and_a_broken_one_harms_no_other(monkeyp
     assert "no command broken: no such module" in err
 
 
-def test_many_warnings_are_counted_and_not_all_printed(checkout, capsys, monkeypatch):
+def test_many_warnings_are_counted_and_not_all_printed(checkout, capsys):
     repository, _ = checkout
-    monkeypatch.setattr(cli.errors, "width", 500)
     for i in range(15):
         (repository.results / "gpu" / f"stray{i}.json").write_text("[]")
     _, _, err = run(capsys, "ingest")

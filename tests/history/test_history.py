@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from bandwatch import history as questions
 from bandwatch.results.dataset import open_dataset
 from bandwatch.results.ingest import ingest
+
+from .conftest import timed_row
 
 
 def opened(repository):
@@ -99,3 +103,26 @@ def test_unknown_incident(history):
     repository, _ = history
     with opened(repository) as dataset, pytest.raises(questions.NotFound, match="no incident 'x'"):
         questions.incident(dataset, "x")
+
+
+def test_plain_times_without_a_control_still_have_a_state(repository):
+    for i in range(8):
+        row = timed_row(0.8 if i >= 4 else 0.9)
+        row[0], row[1][2] = row[0][::3], ["'membound'"]
+        row[5:] = [row[5][::3], row[6][::3]]
+        repository.result(
+            repository.commit(f"Commit {i}"), {"bench_softmax.Softmax.track_time": row}
+        )
+    with opened(repository) as dataset:
+        now = questions.today(dataset)
+        (facts,) = questions.incidents(dataset).to_dict("records")
+        assert set(questions.changes(dataset)["metric"]) == {"seconds"}
+    assert (now.state, now.gpu, now.ops) == ("1 open regression", "unknown", ())
+    assert facts["worst_effect"] > 0.1  # seconds rose
+
+
+def test_one_dataset_serves_several_threads(history):
+    repository, _ = history
+    with opened(repository) as dataset, ThreadPoolExecutor(4) as pool:
+        frames = list(pool.map(lambda _: questions.commits(dataset), range(40)))
+    assert all(len(frame) == 10 for frame in frames)

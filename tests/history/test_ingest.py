@@ -350,3 +350,13 @@ def test_what_cannot_be_ingested_is_said_with_what_to_do(repository, tmp_path, m
     monkeypatch.setenv("PATH", str(plain))
     with pytest.raises(HistoryError, match="git is not installed"):
         ingest(repository.results, repository.path, target)
+
+
+def test_a_sidecar_of_another_commit_is_not_believed(history):
+    repository, commits = history
+    files = sorted(repository.results.glob("gpu/*.jsonl"))
+    files[0].write_text(files[1].read_text())
+    with opened(repository) as dataset:
+        assert "of another commit" in warnings(dataset)
+        unknown = dataset.sql("SELECT DISTINCT \"commit\" AS c FROM points WHERE gpu = 'unknown'")
+    assert list(unknown["c"]) == [c for c in commits if files[0].name.startswith(c[:8])]
