@@ -18,8 +18,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-# First: it settles which eager kernels torch uses, which must happen before torch is imported.
 from bandwatch import sidecar
+
+# Settles which kernels eager uses, so before anything that imports torch.
 from bandwatch.measure import environment
 from bandwatch.measure.workload import Op, Workload
 
@@ -40,7 +41,7 @@ def suite() -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != "membound":
             raise
-        raise NotImplementedError(f"this commit has no membound ({error})") from error
+        raise NotImplementedError("this commit has no membound") from error
     folder = Path(next(iter(membound.__path__))).resolve()
     if not folder.is_relative_to(Path(os.environ["ASV_ENV_DIR"]).resolve()):
         raise RuntimeError(
@@ -78,6 +79,13 @@ def compile_all() -> None:
         suite().runtime.build(list(kernels), jobs=os.cpu_count())
     except Exception:
         traceback.print_exc()
+
+
+_DIED = {
+    "verdict": "failed",
+    "reason": "the process died or hung when this row was measured",
+    "samples": [],
+}
 
 
 class Timings:
@@ -132,13 +140,6 @@ class Timings:
         self._sidecar.append(record)
         for name, answer in record["providers"].items():
             self._answers[workload.key, name] = answer
-
-
-_DIED = {
-    "verdict": "failed",
-    "reason": "the process died or hung when this row was measured",
-    "samples": [],
-}
 
 
 class Unfinished:

@@ -82,7 +82,7 @@ def setup() -> None:
     @functools.wraps(save)
     def save_with_session(self: results.Results, result_dir: str) -> None:
         save(self, result_dir)
-        host = HostEnvironment.by_name.get(self.env_name)
+        host = HostEnvironment.measuring.pop(self.env_name, None)
         if host is not None:
             host.deliver_session(
                 Path(result_dir)
@@ -96,7 +96,8 @@ class HostEnvironment(environment.Environment):
     """The interpreter that runs asv, with one commit's suite pinned into it."""
 
     tool_name = "hostenv"
-    by_name: dict[str, HostEnvironment] = {}
+    #: Environments with an open session, by name; asv's results know only the name.
+    measuring: dict[str, HostEnvironment] = {}
 
     def __init__(self, conf: Any, python: str, requirements: dict, tagged_env_vars: dict) -> None:
         if python != "same":
@@ -126,7 +127,6 @@ class HostEnvironment(environment.Environment):
         conf.build_command = conf.uninstall_command = []  # the default ones call pip
         super().__init__(conf, self._python, self._requirements, tagged_env_vars)
         self._base_requirements = {}  # whatever asv needs is on the host already
-        self.by_name[self.name] = self
         atexit.register(self._stop_worker)
 
     @classmethod
@@ -235,6 +235,7 @@ class HostEnvironment(environment.Environment):
             )
         _unfinished(spool).unlink(missing_ok=True)
         self._session = spool
+        self.measuring[self.name] = self
         started = datetime.now(UTC)
         self._global_env_vars |= {
             "ASV_SESSION": f"{started:%Y%m%dT%H%M%SZ}-{os.urandom(4).hex()}",
@@ -255,8 +256,8 @@ class HostEnvironment(environment.Environment):
         """
         self._stop_worker()
         spool, self._session = self._session, None
-        if spool is None or not spool.exists():
-            return
+        if not spool.exists():
+            return  # nothing could be measured here
         target = result.with_suffix(sidecar.SUFFIX)  # result ends in .json
         if target.exists():
             _keep_older(target, sidecar.read(spool))
