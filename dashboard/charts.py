@@ -34,6 +34,9 @@ LINE_COLUMNS = (
     "note",
 )
 
+_CROWD = 60  # points of a line from which on their dots would touch
+_CONDITIONS = ("sm_clock_mhz", "temperature_c", "samples")
+
 
 def timed_lines(points: pd.DataFrame, metric: Metric) -> pd.DataFrame:
     """Points of the main branch as ``LINE_COLUMNS``: a panel per shape, a line per provider.
@@ -52,7 +55,7 @@ def timed_lines(points: pd.DataFrame, metric: Metric) -> pd.DataFrame:
         value=frame[metric.name],
         low=frame[metric.low],
         high=frame[metric.high],
-        note=[_conditions(row) for row in frame.to_dict("records")],
+        note=[_conditions(row) for row in frame[list(_CONDITIONS)].to_dict("records")],
     )[list(LINE_COLUMNS)].dropna(subset="value")
 
 
@@ -288,7 +291,7 @@ def _line_traces(points: pd.DataFrame, style: _LineStyle) -> list[go.Scatter]:
             y=y,
             mode="lines+markers",
             line={"color": style.color, "width": 2, "dash": style.dash},
-            marker={"size": 6, "color": style.color},
+            marker={"size": 6 if len(valid) <= _CROWD else 3, "color": style.color},
             hovertext=hover,
             hoverinfo="text",
             showlegend=style.named,

@@ -32,6 +32,10 @@ def page(dataset: Dataset) -> None:
     colors = theme.line_colors(data.ask(history.choices, dataset)["providers"], markup.is_dark())
     for op in now.ops:
         _op_line(op, commits, colors[op.provider], alone=len({o.provider for o in now.ops}) == 1)
+    if not now.ops:
+        st.info("No utilisation: these results were measured without a control.")
+        link("history", "Times over the commits", metric="Time")
+        return
     st.caption(
         "Utilisation is the time of a copy kernel that moves the same bytes over the time of the "
         "operation, measured in the same session: the geometric mean over the workloads that are "

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -224,3 +227,20 @@ def test_a_new_generation_is_seen_by_the_next_run(open_page, tmp_path):
     (newer / "CURRENT").write_text("newer\n")
     go(app, START)
     assert "main has 1 open regression" in app.error[0].value
+
+
+def test_it_runs_inside_bandwatch_as_in_a_wheel(tmp_path, dataset):
+    checkout = APP.parents[1]
+    shutil.copytree(checkout / "bandwatch", tmp_path / "bandwatch")
+    shutil.copytree(checkout / "dashboard", tmp_path / "bandwatch" / "dashboard")
+    script = f"""
+import sys
+from streamlit.testing.v1 import AppTest
+app = AppTest.from_file({str(tmp_path / "bandwatch/dashboard/app.py")!r}, default_timeout=30).run()
+assert not app.exception, app.exception
+assert "open regression" in app.error[0].value
+assert "dashboard" not in sys.modules
+assert sys.modules["bandwatch"].__file__.startswith({str(tmp_path)!r})
+"""
+    environment = os.environ | {"BANDWATCH_DATASET": str(dataset)}
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, check=True)
