@@ -108,6 +108,18 @@ def test_a_repeated_request_is_a_new_measurement_in_a_new_process(toy):
     assert first != second
 
 
+def test_a_dry_run_measures_each_commit_by_its_own_code_and_saves_nothing(toy):
+    toy.commit("return print('old code') or 2e-3")
+    toy.commit("return print('new code') or 1e-3")
+
+    done = toy.run("HEAD~2..HEAD", "--dry-run", "-b", TIME + r"\('bfloat16', '32768x256'")
+
+    assert "old code" in done.stdout
+    assert "new code" in done.stdout
+    assert len({process for _, _, process in toy.measured()}) == 2
+    assert not list((toy.path / "results" / "toy").glob("*hostenv*"))
+
+
 def test_spawn_mode_and_quick(toy):
     commit = toy.commit("return 3e-3")
     toy.configure(host_worker="spawn")
