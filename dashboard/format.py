@@ -41,6 +41,11 @@ def short(commit: object) -> str:
     return "".join(c for c in clean(commit)[:8] if c.isalnum())
 
 
+def gpu(name: object) -> str:
+    """The name of a GPU model; without a sidecar it is unknown."""
+    return "unknown GPU" if name == "unknown" else clean(name)
+
+
 def number(value: float, digits: int = 1) -> str:
     """``1234.56`` as ``1,234.6``, with a true minus sign; ``n/a`` for a missing value."""
     return MISSING if _missing(value) else f"{value:,.{digits}f}".replace("-", MINUS)

@@ -26,10 +26,11 @@ def summary(incident: Mapping, commits: pd.DataFrame) -> None:
     cause = format.clean(incident["cause"], 160)
     ops = format.clean(incident["ops"]).replace(",", ", ")
     size = format.join(
+        incident["status"] == "recovered" and "recovered",
         format.plural(int(incident["workloads"]), "workload"),
-        f"worst {format.change(incident['worst_effect'])}",
+        f"largest {format.change(incident['worst_effect'])}",
         f"median {format.change(incident['median_effect'])}",
-        format.clean(incident["gpu"]),
+        format.gpu(incident["gpu"]),
     )
     markup.lines(
         f"{markup.badge(incident['verdict'])} {markup.strong(ops)} {format.html(size)}",
@@ -40,20 +41,19 @@ def summary(incident: Mapping, commits: pd.DataFrame) -> None:
 
 def origin(incident: Mapping, commits: pd.DataFrame) -> str:
     """Whose commit, since when: one commit in full, or the range with its authors."""
-    status = "" if incident["status"] == "open" else f"{format.clean(incident['status'])}, "
     after = commits["position"] > incident["good_position"]
     between = commits[after & (commits["position"] <= incident["bad_position"])]
     bad = format.short(incident["bad_commit"])
     if between.empty:
-        return f"{status}since {bad}"
+        return f"since {bad}"
     last = between.iloc[-1]
     since = f"{format.when(last['committed_at'])} ({format.age(last['committed_at'])})"
     if len(between) == 1:
         author = format.clean(last["author"], 40)
-        return f"{status}since {bad} by {author}, {since}: {format.clean(last['subject'], 80)}"
+        return f"since {bad} by {author}, {since}: {format.clean(last['subject'], 80)}"
     authors = ", ".join(format.clean(name, 40) for name in between["author"].unique()[:3])
     more = between["author"].nunique() - 3
     return (
-        f"{status}in one of {len(between)} commits up to {bad} by {authors}"
+        f"in one of {len(between)} commits up to {bad} by {authors}"
         f"{f' and {more} more' if more > 0 else ''}, {since}"
     )

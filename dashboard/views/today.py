@@ -58,10 +58,10 @@ def _first_line(now: history.Today) -> None:
 def _suspicion(now: history.Today) -> str:
     if not now.suspected:
         return ""
-    verb = "is" if now.suspected == 1 else "are"
+    verb = "looks" if now.suspected == 1 else "look"
     return (
-        f"; {now.suspected:,} more {verb} suspected from the newest point alone: "
-        "measure it again to know"
+        f"; {format.plural(now.suspected, 'workload')} {verb} slower from the newest point alone: "
+        "measure that commit again to know"
     )
 
 
@@ -76,7 +76,7 @@ def _newest(now: history.Today) -> None:
         f"Newest measured commit {markup.strong(format.short(newest['commit']))}",
         f"{format.clean(newest['subject'])} · {format.clean(newest['author'], 40)}",
         format.join(
-            format.clean(now.gpu),
+            format.gpu(now.gpu),
             f"{format.when(newest['committed_at'])} ({format.age(newest['committed_at'])})",
             behind,
         ),

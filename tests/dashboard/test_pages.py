@@ -113,6 +113,26 @@ def test_today_is_fine_without_an_open_regression(open_page, tmp_path):
     assert not app.error
 
 
+def test_today_names_a_suspicion_but_calls_it_no_regression(open_page, tmp_path):
+    synthetic = Synthetic()
+    synthetic.incidents = []
+    synthetic.changes = [row for row in synthetic.changes if row["incident"] == "i-4"][:1]
+    synthetic.changes[0] |= {"verdict": "suspected", "incident": None}
+    app = open_page(synthetic.write(tmp_path))
+    assert "no confirmed regression" in app.warning[0].value
+    assert "; 1 workload looks slower from the newest point alone" in app.warning[0].value
+
+
+def test_results_without_a_control_still_have_their_times(open_page, tmp_path):
+    synthetic = Synthetic()
+    for row in synthetic.points:
+        row |= {"utilisation": None, "utilisation_low": None, "utilisation_high": None}
+    app = open_page(synthetic.write(tmp_path))
+    assert "measured without a control" in app.info[0].value
+    app.query_params["metric"] = "Time"
+    assert len(go(app, "history").get("plotly_chart")) == 1
+
+
 def test_today_counts_the_commits_that_are_not_measured_yet(open_page, tmp_path):
     synthetic = Synthetic()
     for position in (18, 19):
