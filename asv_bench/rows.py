@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -60,23 +61,43 @@ def operation(name: str) -> Op:
 
 
 @functools.cache
-def compile_all() -> None:
-    """Compile the kernels of the whole grid in parallel, once a process.
-
-    What fails here fails again, and is reported, in the rows that need it.
-    """
-    if not hasattr(suite(), "runtime"):
-        return
-    kernels: dict[Any, None] = {}
-    ops = workloads.ops(suite())
+def kernels() -> tuple[Any, ...]:
+    """The kernels of the whole grid, each once; none where the suite records no launches."""
+    found: dict[Any, None] = {}
+    ops = workloads.ops(suite()) if hasattr(suite(), "runtime") else {}
     for workload in workloads.grid():
         if workload.op in ops:
-            try:
-                kernels |= dict.fromkeys(workloads.kernels(suite(), ops[workload.op], workload))
-            except Exception:
-                traceback.print_exc()
+            with _told():
+                found |= dict.fromkeys(workloads.kernels(suite(), ops[workload.op], workload))
+    return tuple(found)
+
+
+@functools.cache
+def compile_all() -> None:
+    """Compile the kernels of the whole grid in parallel, once a process."""
+    if kernels():
+        with _told():
+            suite().runtime.build(list(kernels()), jobs=os.cpu_count())
+
+
+@functools.cache
+def analyse_all() -> None:
+    """Analyse the kernels of the whole grid in parallel, once a process: 0.3 s each otherwise."""
+    compile_all()
+
+    def analyse(kernel: Any) -> None:
+        with _told():
+            facts(compiled(kernel))
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(analyse, kernels()))
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Print an error and go on: what fails ahead of its row fails again, and is reported, there."""
     try:
-        suite().runtime.build(list(kernels), jobs=os.cpu_count())
+        yield
     except Exception:
         traceback.print_exc()
 
@@ -226,12 +247,12 @@ class StaticRows:
         op = operation(self.op)
         if not hasattr(suite(), "runtime"):
             raise NotImplementedError("this commit's membound has no runtime to compile with")
-        compile_all()
+        analyse_all()
         workload = workloads.workload(self.op, dtype, shape)
-        kernels = workloads.kernels(suite(), op, workload)
-        if not kernels:
+        launched = workloads.kernels(suite(), op, workload)
+        if not launched:
             raise NotImplementedError(f"{workload.key} launches no kernel of membound")
-        self._facts = [facts(compiled(kernel)) for kernel in kernels]
+        self._facts = [facts(compiled(kernel)) for kernel in launched]
 
     def worst(self, fact: Callable[[Any], float]) -> float:
         """The largest value among the workload's kernels."""
