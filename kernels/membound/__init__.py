@@ -1,0 +1,8 @@
+"""Memory-bound kernels for NVIDIA Hopper (sm_90a), written in CuTe-DSL.
+
+Importing needs neither a GPU nor the compiler; a call says what is missing.
+"""
+
+from . import runtime
+
+__all__ = ["runtime"]

@@ -1,0 +1,21 @@
+"""From a kernel's name to a launch: compile, cache, load, record."""
+
+from .cache import Artifact, artifact, build, cache_folder
+from .kernel import Kernel
+from .launcher import Launch, launch, record_launches, recording
+from .toolchain import ARCHITECTURE, MissingDependency, toolchain
+
+__all__ = [
+    "ARCHITECTURE",
+    "Artifact",
+    "Kernel",
+    "Launch",
+    "MissingDependency",
+    "artifact",
+    "build",
+    "cache_folder",
+    "launch",
+    "record_launches",
+    "recording",
+    "toolchain",
+]

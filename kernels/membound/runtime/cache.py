@@ -1,0 +1,205 @@
+"""Compiled kernels on disk: one folder an entry, written once, read by every later process.
+
+An entry is found by what decides the machine code: the device source with everything it imports
+from this package, the configuration, the toolchain and the options. The package's own name is
+not part of it, so two checkouts with equal code share their entries.
+"""
+
+from __future__ import annotations
+
+import ast
+import concurrent.futures
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from . import compiler
+from .kernel import Kernel
+from .toolchain import toolchain
+
+_FILES = ("kernel.o", "kernel.cubin", "kernel.so")
+
+
+@dataclasses.dataclass(frozen=True)
+class Artifact:
+    """A built kernel on disk."""
+
+    name: str
+    digest: str  # SHA-256 over device code and host stub, the same on every machine
+    threads: int  # per CTA
+    dynamic_smem: int  # bytes per CTA
+    cluster: int  # CTAs per cluster
+    folder: Path
+
+    @property
+    def cubin(self) -> bytes:
+        return (self.folder / "kernel.cubin").read_bytes()
+
+    @property
+    def library(self) -> Path:
+        return self.folder / "kernel.so"
+
+
+def cache_folder() -> Path:
+    """``$MEMBOUND_CACHE_DIR``, else ``~/.cache/membound``."""
+    override = os.environ.get("MEMBOUND_CACHE_DIR")
+    return Path(override) if override else Path.home() / ".cache" / "membound"
+
+
+def artifact(kernel: Kernel) -> Artifact:
+    """The built kernel, from the cache or compiled now.
+
+    Raises:
+        MissingDependency: it is not in the cache and cannot be compiled here.
+    """
+    folder = cache_folder() / _key(kernel)
+    found = _read(kernel, folder)
+    if found is not None:
+        return found
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(_locked(folder.with_suffix(".lock")))
+        except OSError as error:
+            warnings.warn(
+                f"cannot write the kernel cache {cache_folder()} ({error}); kernels are compiled "
+                "for this process only. Set MEMBOUND_CACHE_DIR to a writable folder.",
+                stacklevel=2,
+            )
+            return _compile_into(kernel, Path(tempfile.mkdtemp(prefix="membound-")) / folder.name)
+        # another process may have built it while this one waited
+        return _read(kernel, folder) or _compile_into(kernel, folder)
+
+
+def build(
+    kernels: Iterable[Kernel],
+    jobs: int | None = None,
+    progress: Callable[[Kernel], None] = lambda kernel: None,
+) -> None:
+    """Fill the cache in parallel processes; ``progress`` is told of each kernel that is ready."""
+    missing = []
+    for kernel in dict.fromkeys(kernels):
+        if _read(kernel, cache_folder() / _key(kernel)) is None:
+            missing.append(kernel)
+        else:
+            progress(kernel)
+    jobs = min(jobs or os.cpu_count() or 1, len(missing))
+    if jobs <= 1:
+        for kernel in missing:
+            artifact(kernel)
+            progress(kernel)
+        return
+    # spawn: the caller may hold a CUDA context or threads, which a fork would break
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        futures = {pool.submit(artifact, kernel): kernel for kernel in missing}
+        for future in concurrent.futures.as_completed(futures):
+            future.result()
+            progress(futures[future])
+
+
+def _read(kernel: Kernel, folder: Path) -> Artifact | None:
+    try:
+        facts = json.loads((folder / "facts.json").read_text())
+        for name in _FILES:
+            if _sha256(folder / name) != facts["sha256"][name]:
+                raise ValueError(f"{name} is not what was written")
+        digest = facts["digest"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError) as error:
+        warnings.warn(f"damaged kernel cache entry {folder}: {error}; building anew", stacklevel=3)
+        return None
+    return Artifact(
+        name=kernel.name,
+        digest=digest,
+        threads=kernel.threads,
+        dynamic_smem=kernel.shared_bytes,
+        cluster=kernel.cluster,
+        folder=folder,
+    )
+
+
+def _compile_into(kernel: Kernel, folder: Path) -> Artifact:
+    """Build beside ``folder`` and move into place, so that no reader meets half an entry."""
+    draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder.parent))
+    try:
+        digest = compiler.compile_kernel(kernel, draft)
+        facts = {"name": kernel.name, "digest": digest, "toolchain": toolchain()}
+        facts["sha256"] = {name: _sha256(draft / name) for name in _FILES}
+        (draft / "facts.json").write_text(json.dumps(facts, indent=1))
+        shutil.rmtree(folder, ignore_errors=True)
+        draft.rename(folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    built = _read(kernel, folder)
+    assert built is not None
+    return built
+
+
+def _key(kernel: Kernel) -> str:
+    parts = {
+        "name": kernel.name,
+        "sources": source_digest(kernel.source()),
+        "toolchain": toolchain(),
+        "options": compiler.OPTIONS,
+    }
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return f"{kernel.name}-{digest[:20]}"
+
+
+@functools.cache
+def source_digest(path: Path) -> str:
+    """SHA-256 over a module and, transitively, all it imports from its own package."""
+    seen: dict[Path, bytes] = {}
+    todo = [path]
+    while todo:
+        current = todo.pop()
+        if current in seen:
+            continue
+        seen[current] = current.read_bytes()
+        todo += _relative_imports(current, seen[current])
+    digest = hashlib.sha256()
+    for current in sorted(seen):
+        digest.update(
+            os.path.relpath(current, path.parent).encode() + b"\0" + seen[current] + b"\0"
+        )
+    return digest.hexdigest()
+
+
+def _relative_imports(path: Path, source: bytes) -> Iterator[Path]:
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.ImportFrom) or not node.level:
+            continue
+        base = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+        for name in [None, *(alias.name for alias in node.names)]:
+            target = base / name if name else base
+            for candidate in (target.with_suffix(".py"), target / "__init__.py"):
+                if candidate.is_file():
+                    yield candidate
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+_thread_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One builder of an entry at a time, over threads and processes; freed by a kill."""
+    with _thread_lock, open(path, "w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
