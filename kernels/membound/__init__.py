@@ -4,5 +4,6 @@ Importing needs neither a GPU nor the compiler; a call says what is missing.
 """
 
 from . import runtime
+from .ops.softmax import softmax
 
-__all__ = ["runtime"]
+__all__ = ["runtime", "softmax"]
