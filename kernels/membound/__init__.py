@@ -4,6 +4,7 @@ Importing needs neither a GPU nor the compiler; a call says what is missing.
 """
 
 from . import runtime
+from .ops.rms_norm import rms_norm
 from .ops.softmax import softmax
 
-__all__ = ["runtime", "softmax"]
+__all__ = ["rms_norm", "runtime", "softmax"]

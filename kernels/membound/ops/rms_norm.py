@@ -1,0 +1,94 @@
+"""Root-mean-square normalisation over the last dimensions (Zhang and Sennrich, 2019)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+
+from ..runtime import Kernel, launch
+from . import checks
+from .registration import NAMESPACE, library
+
+
+@dataclasses.dataclass(frozen=True)
+class RmsNormKernel(Kernel):
+    module: ClassVar[str] = "rms_norm"
+    dtype: str
+    weight: str  # dtype of the weight, or "none"
+
+    @property
+    def threads(self) -> int:
+        return 256
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.threads // 32 * 4  # one float32 a warp
+
+
+def rms_norm(
+    x: torch.Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: torch.Tensor | None = None,
+    eps: float | None = None,
+) -> torch.Tensor:
+    """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimensions, computed in float32.
+
+    Args:
+        x: (..., *normalized_shape) tensor in bfloat16, float16 or float32 on a Hopper GPU. Rows
+            may be strided; a tensor whose rows are not contiguous inside is copied first.
+        normalized_shape: the trailing dimensions of x to normalise over.
+        weight: tensor of normalized_shape, in any of the three dtypes whatever x's is.
+        eps: added to the mean square; by default float32's machine epsilon, as in torch.
+
+    Returns:
+        A tensor of x's shape and dtype.
+
+    Raises:
+        TypeError: x or weight is no tensor or of another dtype.
+        ValueError: x is not on a GPU or has no columns, the shapes do not fit, or weight is on
+            another device.
+        NotImplementedError: x or weight requires a gradient.
+    """
+    checks.row_input("rms_norm", "x", x)
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    if not shape or tuple(x.shape[-len(shape) :]) != shape:
+        raise ValueError(
+            f"rms_norm: normalized_shape {shape} must be the last dimensions of x, "
+            f"which has shape {tuple(x.shape)}"
+        )
+    if weight is not None:
+        checks.row_input("rms_norm", "weight", weight)
+        if tuple(weight.shape) != shape:
+            raise ValueError(f"rms_norm: weight has shape {tuple(weight.shape)}; expected {shape}")
+        if weight.device != x.device:
+            raise ValueError(f"rms_norm: weight is on {weight.device}, x on {x.device}")
+    checks.no_gradient("rms_norm", x=x, weight=weight)
+    if eps is None:
+        eps = torch.finfo(torch.float32).eps
+    return _op(x, math.prod(shape), weight, eps)
+
+
+def _rms_norm(
+    x: torch.Tensor, columns: int, weight: torch.Tensor | None, eps: float
+) -> torch.Tensor:
+    rows = checks.as_rows(x, columns)
+    out = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    if weight is not None:
+        weight = checks.as_rows(weight, columns)[0]
+    if rows.numel():
+        kernel = RmsNormKernel(
+            dtype=checks.dtype_name(x),
+            weight="none" if weight is None else checks.dtype_name(weight),
+        )
+        launch(kernel, rows, weight, out, eps)
+    return out.view(x.shape)
+
+
+library.define("rms_norm(Tensor x, SymInt columns, Tensor? weight, float eps) -> Tensor")
+library.impl("rms_norm", _rms_norm, "CUDA")
+library.impl("rms_norm", _rms_norm, "Meta")
+_op = getattr(torch.ops, NAMESPACE).rms_norm.default
