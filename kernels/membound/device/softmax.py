@@ -1,4 +1,4 @@
-"""Softmax over the rows of a matrix: one CTA a row, three passes over it."""
+"""Softmax over the rows of a matrix: one CTA a row, read once and kept in registers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ LOG2_E = math.log2(math.e)
 
 
 class Softmax:
-    def __init__(self, threads: int, shared_bytes: int) -> None:
-        self.threads = threads
-        self.shared_bytes = shared_bytes
+    def __init__(self, kernel: Any) -> None:
+        self.columns = kernel.columns
+        self.threads = kernel.threads
+        self.shared_bytes = kernel.shared_bytes
 
     @cute.jit
     def __call__(self, x: cute.Tensor, out: cute.Tensor, stream: Any) -> None:
@@ -34,29 +35,32 @@ class Softmax:
     def kernel(self, x: cute.Tensor, out: cute.Tensor) -> None:
         thread, _, _ = cute.arch.thread_idx()
         row, _, _ = cute.arch.block_idx()
-        columns = x.shape[1]
         warps = cute.make_layout((self.threads // 32, 2))
         partial = cutlass.memory.SmemAllocator().allocate_tensor(Float32, warps)
 
-        top = -Float32.inf
-        for column in cutlass.range(thread, columns, self.threads):
-            top = cute.arch.fmax(top, x[row, column].to(Float32))
-        top = block_reduce(top, cute.arch.fmax, -Float32.inf, partial[None, 0])
+        values = cute.make_rmem_tensor(-(-self.columns // self.threads), Float32)
+        values.fill(-Float32.inf)
+        for i in cutlass.range_constexpr(cute.size(values)):
+            column = thread + i * self.threads
+            if column < self.columns:
+                values[i] = x[row, column].to(Float32)
+        loaded = values.load()
 
-        total = Float32(0.0)
-        for column in cutlass.range(thread, columns, self.threads):
-            shifted = x[row, column].to(Float32) - top
-            total += cute.math.exp2(shifted * LOG2_E, fastmath=True)
+        top = loaded.reduce(cute.ReductionOp.MAX, -Float32.inf, reduction_profile=0)
+        top = block_reduce(top, cute.arch.fmax, -Float32.inf, partial[None, 0])
+        powers = cute.math.exp2((loaded - top) * LOG2_E, fastmath=True)
+        total = powers.reduce(cute.ReductionOp.ADD, 0.0, reduction_profile=0)
         total = block_reduce(total, operator.add, Float32(0.0), partial[None, 1])
 
-        for column in cutlass.range(thread, columns, self.threads):
-            shifted = x[row, column].to(Float32) - top
-            value = cute.math.exp2(shifted * LOG2_E, fastmath=True) / total
-            out[row, column] = value.to(out.element_type)
+        values.store(powers / total)
+        for i in cutlass.range_constexpr(cute.size(values)):
+            column = thread + i * self.threads
+            if column < self.columns:
+                out[row, column] = values[i].to(out.element_type)
 
 
 def trace(kernel: Any) -> tuple[Softmax, tuple[Any, ...]]:
     """The jit function of ``kernel`` and arguments that stand for every call of it."""
-    rows, columns = cute.sym_int(), cute.sym_int()
-    x, out = (matrix(kernel.dtype, rows, columns) for _ in range(2))
-    return Softmax(kernel.threads, kernel.shared_bytes), (x, out, current_stream())
+    rows = cute.sym_int()
+    x, out = (matrix(kernel.dtype, rows, kernel.columns) for _ in range(2))
+    return Softmax(kernel), (x, out, current_stream())

@@ -1,1 +1,1 @@
-"""Public functions, one file an op: checks, allocation, registration and launch; never ``cutlass``."""
+"""Public functions, one file an op: checks, registration and launch; never ``cutlass``."""

@@ -30,6 +30,12 @@ def last_dim(op: str, x: torch.Tensor, dim: int) -> None:
         raise ValueError(f"{op}: dim must be the last dimension (-1 or {x.dim() - 1}), got {dim}")
 
 
+def columns(op: str, count: int, limit: int) -> None:
+    """Require rows that the op's kernels can hold."""
+    if count > limit:
+        raise ValueError(f"{op}: rows of {count} elements; the longest supported is {limit}")
+
+
 def no_gradient(op: str, **tensors: torch.Tensor | None) -> None:
     """Refuse tensors that would need a backward, which this suite does not have yet."""
     if torch.is_grad_enabled():

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from ..runtime import Kernel, launch
-from . import checks
+from . import checks, tiling
 from .registration import NAMESPACE, library
 
 
@@ -16,10 +16,11 @@ from .registration import NAMESPACE, library
 class SoftmaxKernel(Kernel):
     module: ClassVar[str] = "softmax"
     dtype: str
+    columns: int
 
     @property
     def threads(self) -> int:
-        return 256
+        return tiling.row_threads(self.columns)
 
     @property
     def shared_bytes(self) -> int:
@@ -39,11 +40,13 @@ def softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
 
     Raises:
         TypeError: x is no tensor or of another dtype.
-        ValueError: x is not on a GPU or has no columns, or dim is not the last dimension.
+        ValueError: x is not on a GPU, has no columns or more than 32,768, or dim is not the last
+            dimension.
         NotImplementedError: x requires a gradient.
     """
     checks.row_input("softmax", "x", x)
     checks.last_dim("softmax", x, dim)
+    checks.columns("softmax", x.shape[-1], tiling.MAX_COLUMNS)
     checks.no_gradient("softmax", x=x)
     return _op(x)
 
@@ -52,7 +55,7 @@ def _softmax(x: torch.Tensor) -> torch.Tensor:
     rows = checks.as_rows(x, x.shape[-1])
     out = torch.empty_like(rows, memory_format=torch.contiguous_format)
     if rows.numel():
-        launch(SoftmaxKernel(dtype=checks.dtype_name(x)), rows, out)
+        launch(SoftmaxKernel(checks.dtype_name(x), x.shape[-1]), rows, out)
     return out.view(x.shape)
 
 
