@@ -15,18 +15,23 @@ DTYPES = {
 }
 
 
-def matrix(dtype: str, rows: Any, columns: Any) -> cute.Tensor:
-    """A (rows, columns) matrix with contiguous rows.
+def matrix(dtype: str, rows: Any, columns: Any, vector: int = 1) -> cute.Tensor:
+    """A (rows, columns) matrix; its rows are contiguous and start at multiples of ``vector``.
 
     The row stride is a 64-bit number known only at run time: with a static one the compiler takes
     the row offset in 32 bits, and matrices of more than 2^31 elements would be corrupted.
     """
-    return make_fake_tensor(DTYPES[dtype], (rows, columns), (cute.sym_int64(), 1))
+    element = DTYPES[dtype]
+    stride = cute.sym_int64(divisibility=vector)
+    alignment = vector * element.width // 8
+    return make_fake_tensor(element, (rows, columns), (stride, 1), assumed_align=alignment)
 
 
-def vector(dtype: str, length: Any) -> cute.Tensor:
-    """A contiguous vector."""
-    return make_fake_tensor(DTYPES[dtype], (length,), (1,))
+def vector(dtype: str, length: Any, vector: int = 1) -> cute.Tensor:
+    """A contiguous vector, aligned like ``vector`` of its elements but at most to 128 bits."""
+    element = DTYPES[dtype]
+    alignment = min(16, vector * element.width // 8)
+    return make_fake_tensor(element, (length,), (1,), assumed_align=alignment)
 
 
 def current_stream() -> Any:

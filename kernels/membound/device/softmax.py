@@ -12,6 +12,7 @@ from cutlass import Float32
 
 from .arguments import current_stream, matrix
 from .reduce import block_reduce
+from .rows import fragment_shape, load_row, store_row
 
 LOG2_E = math.log2(math.e)
 
@@ -19,6 +20,7 @@ LOG2_E = math.log2(math.e)
 class Softmax:
     def __init__(self, kernel: Any) -> None:
         self.columns = kernel.columns
+        self.vector = kernel.vector
         self.threads = kernel.threads
         self.shared_bytes = kernel.shared_bytes
 
@@ -38,13 +40,11 @@ class Softmax:
         warps = cute.make_layout((self.threads // 32, 2))
         partial = cutlass.memory.SmemAllocator().allocate_tensor(Float32, warps)
 
-        values = cute.make_rmem_tensor(-(-self.columns // self.threads), Float32)
-        values.fill(-Float32.inf)
-        for i in cutlass.range_constexpr(cute.size(values)):
-            column = thread + i * self.threads
-            if column < self.columns:
-                values[i] = x[row, column].to(Float32)
-        loaded = values.load()
+        shape = fragment_shape(self.columns, self.threads, self.vector)
+        values = cute.make_rmem_tensor(shape, x.element_type)
+        values.fill(-x.element_type.inf)
+        load_row(x[row, None], values, thread, self.threads)
+        loaded = values.load().to(Float32)
 
         top = loaded.reduce(cute.ReductionOp.MAX, -Float32.inf, reduction_profile=0)
         top = block_reduce(top, cute.arch.fmax, -Float32.inf, partial[None, 0])
@@ -52,15 +52,12 @@ class Softmax:
         total = powers.reduce(cute.ReductionOp.ADD, 0.0, reduction_profile=0)
         total = block_reduce(total, operator.add, Float32(0.0), partial[None, 1])
 
-        values.store(powers / total)
-        for i in cutlass.range_constexpr(cute.size(values)):
-            column = thread + i * self.threads
-            if column < self.columns:
-                out[row, column] = values[i].to(out.element_type)
+        values.store((powers / total).to(out.element_type))
+        store_row(values, out[row, None], thread, self.threads)
 
 
 def trace(kernel: Any) -> tuple[Softmax, tuple[Any, ...]]:
     """The jit function of ``kernel`` and arguments that stand for every call of it."""
     rows = cute.sym_int()
-    x, out = (matrix(kernel.dtype, rows, kernel.columns) for _ in range(2))
+    x, out = (matrix(kernel.dtype, rows, kernel.columns, kernel.vector) for _ in range(2))
     return Softmax(kernel), (x, out, current_stream())

@@ -17,6 +17,7 @@ class SoftmaxKernel(Kernel):
     module: ClassVar[str] = "softmax"
     dtype: str
     columns: int
+    vector: int  # elements per access
 
     @property
     def threads(self) -> int:
@@ -55,7 +56,8 @@ def _softmax(x: torch.Tensor) -> torch.Tensor:
     rows = checks.as_rows(x, x.shape[-1])
     out = torch.empty_like(rows, memory_format=torch.contiguous_format)
     if rows.numel():
-        launch(SoftmaxKernel(checks.dtype_name(x), x.shape[-1]), rows, out)
+        vector = tiling.vector_length(rows, out)
+        launch(SoftmaxKernel(checks.dtype_name(x), rows.shape[1], vector), rows, out)
     return out.view(x.shape)
 
 
