@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation over the rows of a matrix: one CTA a row, two passes over it."""
+"""Root-mean-square normalisation of a matrix's rows: one CTA a row, kept in registers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from cutlass import Float32, const_expr
 
 from .arguments import current_stream, matrix, vector
 from .reduce import block_reduce
+from .rows import fragment_shape, load_row, store_row
 
 
 class RmsNorm:
-    def __init__(self, threads: int, shared_bytes: int) -> None:
-        self.threads = threads
-        self.shared_bytes = shared_bytes
+    def __init__(self, kernel: Any) -> None:
+        self.columns = kernel.columns
+        self.vector = kernel.vector
+        self.threads = kernel.threads
+        self.shared_bytes = kernel.shared_bytes
 
     @cute.jit
     def __call__(
@@ -40,28 +43,33 @@ class RmsNorm:
     ) -> None:
         thread, _, _ = cute.arch.thread_idx()
         row, _, _ = cute.arch.block_idx()
-        columns = x.shape[1]
         warps = cute.make_layout(self.threads // 32)
         partial = cutlass.memory.SmemAllocator().allocate_tensor(Float32, warps)
 
-        total = Float32(0.0)
-        for column in cutlass.range(thread, columns, self.threads):
-            value = x[row, column].to(Float32)
-            total += value * value
-        total = block_reduce(total, operator.add, Float32(0.0), partial)
-        scale = cute.math.rsqrt(total / columns + eps)
+        shape = fragment_shape(self.columns, self.threads, self.vector)
+        values = cute.make_rmem_tensor(shape, x.element_type)
+        values.fill(0)
+        load_row(x[row, None], values, thread, self.threads)
+        loaded = values.load().to(Float32)
 
-        for column in cutlass.range(thread, columns, self.threads):
-            value = x[row, column].to(Float32) * scale
-            if const_expr(weight is not None):
-                value *= weight[column].to(Float32)
-            out[row, column] = value.to(out.element_type)
+        total = (loaded * loaded).reduce(cute.ReductionOp.ADD, 0.0, reduction_profile=0)
+        total = block_reduce(total, operator.add, Float32(0.0), partial)
+        normed = loaded * cute.math.rsqrt(total / self.columns + eps)
+
+        if const_expr(weight is not None):
+            weights = cute.make_rmem_tensor(shape, weight.element_type)
+            weights.fill(0)
+            load_row(weight, weights, thread, self.threads)
+            normed *= weights.load().to(Float32)
+        values.store(normed.to(out.element_type))
+        store_row(values, out[row, None], thread, self.threads)
 
 
 def trace(kernel: Any) -> tuple[RmsNorm, tuple[Any, ...]]:
     """The jit function of ``kernel`` and arguments that stand for every call of it."""
-    rows, columns = cute.sym_int(), cute.sym_int()
-    x, out = (matrix(kernel.dtype, rows, columns) for _ in range(2))
-    weight = None if kernel.weight == "none" else vector(kernel.weight, columns)
-    arguments = (x, weight, out, Float32(0.0), current_stream())
-    return RmsNorm(kernel.threads, kernel.shared_bytes), arguments
+    rows = cute.sym_int()
+    x, out = (matrix(kernel.dtype, rows, kernel.columns, kernel.vector) for _ in range(2))
+    weight = None
+    if kernel.weight != "none":
+        weight = vector(kernel.weight, kernel.columns, kernel.vector)
+    return RmsNorm(kernel), (x, weight, out, Float32(0.0), current_stream())

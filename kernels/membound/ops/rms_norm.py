@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 
 from ..runtime import Kernel, launch
-from . import checks
+from . import checks, tiling
 from .registration import NAMESPACE, library
 
 
@@ -19,10 +19,12 @@ class RmsNormKernel(Kernel):
     module: ClassVar[str] = "rms_norm"
     dtype: str
     weight: str  # dtype of the weight, or "none"
+    columns: int
+    vector: int  # elements per access
 
     @property
     def threads(self) -> int:
-        return 256
+        return tiling.row_threads(self.columns)
 
     @property
     def shared_bytes(self) -> int:
@@ -49,8 +51,8 @@ def rms_norm(
 
     Raises:
         TypeError: x or weight is no tensor or of another dtype.
-        ValueError: x is not on a GPU or has no columns, the shapes do not fit, or weight is on
-            another device.
+        ValueError: x is not on a GPU, has no columns or more than 32,768, the shapes do not fit,
+            or weight is on another device.
         NotImplementedError: x or weight requires a gradient.
     """
     checks.row_input("rms_norm", "x", x)
@@ -66,10 +68,12 @@ def rms_norm(
             raise ValueError(f"rms_norm: weight has shape {tuple(weight.shape)}; expected {shape}")
         if weight.device != x.device:
             raise ValueError(f"rms_norm: weight is on {weight.device}, x on {x.device}")
+    columns = math.prod(shape)
+    checks.columns("rms_norm", columns, tiling.MAX_COLUMNS)
     checks.no_gradient("rms_norm", x=x, weight=weight)
     if eps is None:
         eps = torch.finfo(torch.float32).eps
-    return _op(x, math.prod(shape), weight, eps)
+    return _op(x, columns, weight, eps)
 
 
 def _rms_norm(
@@ -83,6 +87,8 @@ def _rms_norm(
         kernel = RmsNormKernel(
             dtype=checks.dtype_name(x),
             weight="none" if weight is None else checks.dtype_name(weight),
+            columns=columns,
+            vector=tiling.vector_length(rows, out, shared=weight),
         )
         launch(kernel, rows, weight, out, eps)
     return out.view(x.shape)
