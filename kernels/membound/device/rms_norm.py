@@ -10,7 +10,7 @@ import cutlass.cute as cute
 from cutlass import Float32, const_expr
 
 from .arguments import current_stream, matrix, vector
-from .reduce import block_reduce
+from .reduce import row_reduce
 from .rows import fragment_shape, load_row, store_row
 
 
@@ -43,8 +43,8 @@ class RmsNorm:
     ) -> None:
         thread, _, _ = cute.arch.thread_idx()
         row, _, _ = cute.arch.block_idx()
-        warps = cute.make_layout(self.threads // 32)
-        partial = cutlass.memory.SmemAllocator().allocate_tensor(Float32, warps)
+        slots = cute.make_layout((1, self.threads // 32))
+        totals = cutlass.memory.SmemAllocator().allocate_tensor(Float32, slots)
 
         shape = fragment_shape(self.columns, self.threads, self.vector)
         values = cute.make_rmem_tensor(shape, x.element_type)
@@ -53,7 +53,7 @@ class RmsNorm:
         loaded = values.load().to(Float32)
 
         total = (loaded * loaded).reduce(cute.ReductionOp.ADD, 0.0, reduction_profile=0)
-        total = block_reduce(total, operator.add, Float32(0.0), partial)
+        total = row_reduce(total, operator.add, Float32(0.0), self.threads, totals)
         normed = loaded * cute.math.rsqrt(total / self.columns + eps)
 
         if const_expr(weight is not None):

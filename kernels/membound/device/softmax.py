@@ -1,4 +1,4 @@
-"""Softmax over the rows of a matrix: one CTA a row, read once and kept in registers."""
+"""Softmax over the rows of a matrix, each read once and kept in registers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Float32, const_expr
 
 from .arguments import current_stream, matrix
-from .reduce import block_reduce
+from .reduce import row_reduce
 from .rows import fragment_shape, load_row, store_row
 
 LOG2_E = math.log2(math.e)
@@ -21,14 +21,15 @@ class Softmax:
     def __init__(self, kernel: Any) -> None:
         self.columns = kernel.columns
         self.vector = kernel.vector
-        self.threads = kernel.threads
+        self.row_threads = kernel.row_threads
+        self.rows = kernel.rows
         self.shared_bytes = kernel.shared_bytes
 
     @cute.jit
     def __call__(self, x: cute.Tensor, out: cute.Tensor, stream: Any) -> None:
         self.kernel(x, out).launch(
-            grid=[x.shape[0], 1, 1],
-            block=[self.threads, 1, 1],
+            grid=[cute.ceil_div(x.shape[0], self.rows), 1, 1],
+            block=[self.rows * self.row_threads, 1, 1],
             smem=self.shared_bytes,
             stream=stream,
         )
@@ -36,24 +37,32 @@ class Softmax:
     @cute.kernel
     def kernel(self, x: cute.Tensor, out: cute.Tensor) -> None:
         thread, _, _ = cute.arch.thread_idx()
-        row, _, _ = cute.arch.block_idx()
-        warps = cute.make_layout((self.threads // 32, 2))
-        partial = cutlass.memory.SmemAllocator().allocate_tensor(Float32, warps)
+        block, _, _ = cute.arch.block_idx()
+        row = block * self.rows + thread // self.row_threads
+        lane = thread % self.row_threads
+        tops, totals = None, None
+        if const_expr(self.shared_bytes > 0):
+            allocator = cutlass.memory.SmemAllocator()
+            slots = cute.make_layout((self.rows, self.row_threads // 32))
+            tops = allocator.allocate_tensor(Float32, slots)
+            totals = allocator.allocate_tensor(Float32, slots)
 
-        shape = fragment_shape(self.columns, self.threads, self.vector)
+        shape = fragment_shape(self.columns, self.row_threads, self.vector)
         values = cute.make_rmem_tensor(shape, x.element_type)
         values.fill(-x.element_type.inf)
-        load_row(x[row, None], values, thread, self.threads)
+        if row < x.shape[0]:
+            load_row(x[row, None], values, lane, self.row_threads)
         loaded = values.load().to(Float32)
 
         top = loaded.reduce(cute.ReductionOp.MAX, -Float32.inf, reduction_profile=0)
-        top = block_reduce(top, cute.arch.fmax, -Float32.inf, partial[None, 0])
+        top = row_reduce(top, cute.arch.fmax, -Float32.inf, self.row_threads, tops)
         powers = cute.math.exp2((loaded - top) * LOG2_E, fastmath=True)
         total = powers.reduce(cute.ReductionOp.ADD, 0.0, reduction_profile=0)
-        total = block_reduce(total, operator.add, Float32(0.0), partial[None, 1])
+        total = row_reduce(total, operator.add, Float32(0.0), self.row_threads, totals)
 
         values.store((powers / total).to(out.element_type))
-        store_row(values, out[row, None], thread, self.threads)
+        if row < x.shape[0]:
+            store_row(values, out[row, None], lane, self.row_threads)
 
 
 def trace(kernel: Any) -> tuple[Softmax, tuple[Any, ...]]:

@@ -24,7 +24,7 @@ class RmsNormKernel(Kernel):
 
     @property
     def threads(self) -> int:
-        return tiling.row_threads(self.columns)
+        return max(32, tiling.row_threads(self.columns))
 
     @property
     def shared_bytes(self) -> int:

@@ -20,12 +20,22 @@ class SoftmaxKernel(Kernel):
     vector: int  # elements per access
 
     @property
-    def threads(self) -> int:
+    def row_threads(self) -> int:
         return tiling.row_threads(self.columns)
 
     @property
+    def rows(self) -> int:
+        """Rows per CTA."""
+        return tiling.cta_rows(self.row_threads)
+
+    @property
+    def threads(self) -> int:
+        return self.rows * self.row_threads
+
+    @property
     def shared_bytes(self) -> int:
-        return 2 * self.threads // 32 * 4  # one float32 a warp, for the maximum and for the sum
+        # a float32 a warp, for the maximum and for the sum; a row of one warp needs none
+        return 2 * self.threads // 32 * 4 if self.row_threads > 32 else 0
 
 
 def softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:

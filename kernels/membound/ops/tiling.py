@@ -11,7 +11,12 @@ MAX_COLUMNS = 32_768
 def row_threads(columns: int) -> int:
     """Threads for a row: a power of two, about 16 elements each, at most 1,024."""
     wanted = -(-columns // 16)
-    return max(32, min(1024, 1 << (wanted - 1).bit_length()))
+    return min(1024, 1 << (wanted - 1).bit_length())
+
+
+def cta_rows(threads: int) -> int:
+    """Rows for a CTA whose rows have ``threads`` threads each: as many as make 128 threads."""
+    return max(1, 128 // threads)
 
 
 def vector_length(*matrices: torch.Tensor, shared: torch.Tensor | None = None) -> int:
