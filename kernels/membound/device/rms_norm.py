@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation of a matrix's rows: one CTA a row, kept in registers."""
+"""Root-mean-square normalisation of a matrix's rows, each read once and kept in registers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class RmsNorm:
     def __init__(self, kernel: Any) -> None:
         self.columns = kernel.columns
         self.vector = kernel.vector
-        self.threads = kernel.threads
+        self.row_threads = kernel.row_threads
+        self.rows = kernel.rows
         self.shared_bytes = kernel.shared_bytes
 
     @cute.jit
@@ -31,8 +32,8 @@ class RmsNorm:
         stream: Any,
     ) -> None:
         self.kernel(x, weight, out, eps).launch(
-            grid=[x.shape[0], 1, 1],
-            block=[self.threads, 1, 1],
+            grid=[cute.ceil_div(x.shape[0], self.rows), 1, 1],
+            block=[self.rows * self.row_threads, 1, 1],
             smem=self.shared_bytes,
             stream=stream,
         )
@@ -42,27 +43,33 @@ class RmsNorm:
         self, x: cute.Tensor, weight: cute.Tensor | None, out: cute.Tensor, eps: Float32
     ) -> None:
         thread, _, _ = cute.arch.thread_idx()
-        row, _, _ = cute.arch.block_idx()
-        slots = cute.make_layout((1, self.threads // 32))
-        totals = cutlass.memory.SmemAllocator().allocate_tensor(Float32, slots)
+        block, _, _ = cute.arch.block_idx()
+        row = block * self.rows + thread // self.row_threads
+        lane = thread % self.row_threads
+        totals = None
+        if const_expr(self.shared_bytes > 0):
+            slots = cute.make_layout((self.rows, self.row_threads // 32))
+            totals = cutlass.memory.SmemAllocator().allocate_tensor(Float32, slots)
 
-        shape = fragment_shape(self.columns, self.threads, self.vector)
+        shape = fragment_shape(self.columns, self.row_threads, self.vector)
         values = cute.make_rmem_tensor(shape, x.element_type)
         values.fill(0)
-        load_row(x[row, None], values, thread, self.threads)
+        if row < x.shape[0]:
+            load_row(x[row, None], values, lane, self.row_threads)
         loaded = values.load().to(Float32)
 
         total = (loaded * loaded).reduce(cute.ReductionOp.ADD, 0.0, reduction_profile=0)
-        total = row_reduce(total, operator.add, Float32(0.0), self.threads, totals)
+        total = row_reduce(total, operator.add, Float32(0.0), self.row_threads, totals)
         normed = loaded * cute.math.rsqrt(total / self.columns + eps)
 
         if const_expr(weight is not None):
             weights = cute.make_rmem_tensor(shape, weight.element_type)
             weights.fill(0)
-            load_row(weight, weights, thread, self.threads)
+            load_row(weight, weights, lane, self.row_threads)
             normed *= weights.load().to(Float32)
         values.store(normed.to(out.element_type))
-        store_row(values, out[row, None], thread, self.threads)
+        if row < x.shape[0]:
+            store_row(values, out[row, None], lane, self.row_threads)
 
 
 def trace(kernel: Any) -> tuple[RmsNorm, tuple[Any, ...]]:

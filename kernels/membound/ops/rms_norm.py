@@ -23,12 +23,22 @@ class RmsNormKernel(Kernel):
     vector: int  # elements per access
 
     @property
+    def row_threads(self) -> int:
+        return tiling.row_threads(self.columns)
+
+    @property
+    def rows(self) -> int:
+        """Rows per CTA."""
+        return tiling.cta_rows(self.row_threads)
+
+    @property
     def threads(self) -> int:
-        return max(32, tiling.row_threads(self.columns))
+        return self.rows * self.row_threads
 
     @property
     def shared_bytes(self) -> int:
-        return self.threads // 32 * 4  # one float32 a warp
+        # a float32 a warp; a row of one warp needs none
+        return self.threads // 32 * 4 if self.row_threads > 32 else 0
 
 
 def rms_norm(
