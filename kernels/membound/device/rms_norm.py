@@ -16,10 +16,7 @@ from .rows import fragment_shape, load_row, store_row
 
 class RmsNorm:
     def __init__(self, kernel: Any) -> None:
-        self.columns = kernel.columns
-        self.vector = kernel.vector
-        self.row_threads = kernel.row_threads
-        self.rows = kernel.rows
+        self.tiling = kernel.tiling
         self.shared_bytes = kernel.shared_bytes
 
     @cute.jit
@@ -32,8 +29,8 @@ class RmsNorm:
         stream: Any,
     ) -> None:
         self.kernel(x, weight, out, eps).launch(
-            grid=[cute.ceil_div(x.shape[0], self.rows), 1, 1],
-            block=[self.rows * self.row_threads, 1, 1],
+            grid=[cute.ceil_div(x.shape[0], self.tiling.rows), 1, 1],
+            block=[self.tiling.threads, 1, 1],
             smem=self.shared_bytes,
             stream=stream,
         )
@@ -44,39 +41,41 @@ class RmsNorm:
     ) -> None:
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
-        row = block * self.rows + thread // self.row_threads
-        lane = thread % self.row_threads
+        row = block * self.tiling.rows + thread // self.tiling.row_threads
+        lane = thread % self.tiling.row_threads
         totals = None
         if const_expr(self.shared_bytes > 0):
-            slots = cute.make_layout((self.rows, self.row_threads // 32))
+            slots = cute.make_layout((self.tiling.rows, self.tiling.row_threads // 32))
             totals = cutlass.memory.SmemAllocator().allocate_tensor(Float32, slots)
 
-        shape = fragment_shape(self.columns, self.row_threads, self.vector)
+        shape = fragment_shape(self.tiling)
         values = cute.make_rmem_tensor(shape, x.element_type)
         values.fill(0)
         if row < x.shape[0]:
-            load_row(x[row, None], values, lane, self.row_threads)
+            load_row(x[row, None], values, lane, self.tiling.row_threads)
         loaded = values.load().to(Float32)
 
         total = (loaded * loaded).reduce(cute.ReductionOp.ADD, 0.0, reduction_profile=0)
-        total = row_reduce(total, operator.add, Float32(0.0), self.row_threads, totals)
-        normed = loaded * cute.math.rsqrt(total / self.columns + eps)
+        total = row_reduce(total, operator.add, Float32(0.0), self.tiling.row_threads, totals)
+        normed = loaded * cute.math.rsqrt(total / self.tiling.columns + eps)
 
         if const_expr(weight is not None):
             weights = cute.make_rmem_tensor(shape, weight.element_type)
             weights.fill(0)
-            load_row(weight, weights, lane, self.row_threads)
+            load_row(weight, weights, lane, self.tiling.row_threads)
             normed *= weights.load().to(Float32)
         values.store(normed.to(out.element_type))
         if row < x.shape[0]:
-            store_row(values, out[row, None], lane, self.row_threads)
+            store_row(values, out[row, None], lane, self.tiling.row_threads)
 
 
 def trace(kernel: Any) -> tuple[RmsNorm, tuple[Any, ...]]:
     """The jit function of ``kernel`` and arguments that stand for every call of it."""
     rows = cute.sym_int()
-    x, out = (matrix(kernel.dtype, rows, kernel.columns, kernel.vector) for _ in range(2))
+    x, out = (
+        matrix(kernel.dtype, rows, kernel.tiling.columns, kernel.tiling.vector) for _ in range(2)
+    )
     weight = None
     if kernel.weight != "none":
-        weight = vector(kernel.weight, kernel.columns, kernel.vector)
+        weight = vector(kernel.weight, kernel.tiling.columns, kernel.tiling.vector)
     return RmsNorm(kernel), (x, weight, out, Float32(0.0), current_stream())

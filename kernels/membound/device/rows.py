@@ -7,14 +7,16 @@ fragment is a register tensor (vector, count); its element (v, i) is column
 
 from __future__ import annotations
 
+from typing import Any
+
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, const_expr
 
 
-def fragment_shape(columns: int, threads: int, vector: int) -> tuple[int, int]:
-    """(vector, count) of the fragment that covers a row."""
-    return vector, -(-columns // (threads * vector))
+def fragment_shape(tiling: Any) -> tuple[int, int]:
+    """(vector, count) of the fragment that covers a thread's part of a row."""
+    return tiling.vector, -(-tiling.columns // (tiling.row_threads * tiling.vector))
 
 
 @cute.jit

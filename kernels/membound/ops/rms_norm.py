@@ -10,8 +10,9 @@ from typing import ClassVar
 import torch
 
 from ..runtime import Kernel, launch
-from . import checks, tiling
+from . import checks
 from .registration import NAMESPACE, library
+from .tiling import MAX_COLUMNS, RowTiling, row_tiling
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,26 +20,15 @@ class RmsNormKernel(Kernel):
     module: ClassVar[str] = "rms_norm"
     dtype: str
     weight: str  # dtype of the weight, or "none"
-    columns: int
-    vector: int  # elements per access
-
-    @property
-    def row_threads(self) -> int:
-        return tiling.row_threads(self.columns)
-
-    @property
-    def rows(self) -> int:
-        """Rows per CTA."""
-        return tiling.cta_rows(self.row_threads)
+    tiling: RowTiling
 
     @property
     def threads(self) -> int:
-        return self.rows * self.row_threads
+        return self.tiling.threads
 
     @property
     def shared_bytes(self) -> int:
-        # a float32 a warp; a row of one warp needs none
-        return self.threads // 32 * 4 if self.row_threads > 32 else 0
+        return 4 * self.tiling.warp_slots  # float32
 
 
 def rms_norm(
@@ -79,7 +69,7 @@ def rms_norm(
         if weight.device != x.device:
             raise ValueError(f"rms_norm: weight is on {weight.device}, x on {x.device}")
     columns = math.prod(shape)
-    checks.columns("rms_norm", columns, tiling.MAX_COLUMNS)
+    checks.columns("rms_norm", columns, MAX_COLUMNS)
     checks.no_gradient("rms_norm", x=x, weight=weight)
     if eps is None:
         eps = torch.finfo(torch.float32).eps
@@ -97,8 +87,7 @@ def _rms_norm(
         kernel = RmsNormKernel(
             dtype=checks.dtype_name(x),
             weight="none" if weight is None else checks.dtype_name(weight),
-            columns=columns,
-            vector=tiling.vector_length(rows, out, shared=weight),
+            tiling=row_tiling(columns, rows, out, shared=weight),
         )
         launch(kernel, rows, weight, out, eps)
     return out.view(x.shape)

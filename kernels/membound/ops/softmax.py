@@ -8,34 +8,24 @@ from typing import ClassVar
 import torch
 
 from ..runtime import Kernel, launch
-from . import checks, tiling
+from . import checks
 from .registration import NAMESPACE, library
+from .tiling import MAX_COLUMNS, RowTiling, row_tiling
 
 
 @dataclasses.dataclass(frozen=True)
 class SoftmaxKernel(Kernel):
     module: ClassVar[str] = "softmax"
     dtype: str
-    columns: int
-    vector: int  # elements per access
-
-    @property
-    def row_threads(self) -> int:
-        return tiling.row_threads(self.columns)
-
-    @property
-    def rows(self) -> int:
-        """Rows per CTA."""
-        return tiling.cta_rows(self.row_threads)
+    tiling: RowTiling
 
     @property
     def threads(self) -> int:
-        return self.rows * self.row_threads
+        return self.tiling.threads
 
     @property
     def shared_bytes(self) -> int:
-        # a float32 a warp, for the maximum and for the sum; a row of one warp needs none
-        return 2 * self.threads // 32 * 4 if self.row_threads > 32 else 0
+        return 2 * 4 * self.tiling.warp_slots  # float32, for the maximum and for the sum
 
 
 def softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
@@ -57,7 +47,7 @@ def softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """
     checks.row_input("softmax", "x", x)
     checks.last_dim("softmax", x, dim)
-    checks.columns("softmax", x.shape[-1], tiling.MAX_COLUMNS)
+    checks.columns("softmax", x.shape[-1], MAX_COLUMNS)
     checks.no_gradient("softmax", x=x)
     return _op(x)
 
@@ -66,8 +56,8 @@ def _softmax(x: torch.Tensor) -> torch.Tensor:
     rows = checks.as_rows(x, x.shape[-1])
     out = torch.empty_like(rows, memory_format=torch.contiguous_format)
     if rows.numel():
-        vector = tiling.vector_length(rows, out)
-        launch(SoftmaxKernel(checks.dtype_name(x), rows.shape[1], vector), rows, out)
+        tiling = row_tiling(rows.shape[1], rows, out)
+        launch(SoftmaxKernel(checks.dtype_name(x), tiling), rows, out)
     return out.view(x.shape)
 
 

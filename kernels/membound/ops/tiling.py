@@ -1,6 +1,8 @@
-"""How a row is spread over threads. Chosen by rule, so that a shape always gets one kernel."""
+"""How rows are spread over threads. Chosen by rule, so that a shape always gets one kernel."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import torch
 
@@ -8,22 +10,49 @@ import torch
 MAX_COLUMNS = 32_768
 
 
-def row_threads(columns: int) -> int:
-    """Threads for a row: a power of two, about 16 elements each, at most 1,024."""
-    wanted = -(-columns // 16)
-    return min(1024, 1 << (wanted - 1).bit_length())
+@dataclasses.dataclass(frozen=True)
+class RowTiling:
+    """Rows of ``columns`` elements over the threads of a CTA."""
+
+    columns: int
+    vector: int  # elements per access
+    row_threads: int  # threads per row, a power of two
+    rows: int  # rows per CTA
+
+    def __str__(self) -> str:
+        return f"n{self.columns}_v{self.vector}_t{self.row_threads}_r{self.rows}"
+
+    @property
+    def threads(self) -> int:
+        """Threads per CTA."""
+        return self.row_threads * self.rows
+
+    @property
+    def warp_slots(self) -> int:
+        """Values that a reduction over a row exchanges through shared memory: one a warp, and
+        none where a row lies within a warp."""
+        return self.threads // 32 if self.row_threads > 32 else 0
 
 
-def cta_rows(threads: int) -> int:
-    """Rows for a CTA whose rows have ``threads`` threads each: as many as make 128 threads."""
-    return max(1, 128 // threads)
+def row_tiling(
+    columns: int, *matrices: torch.Tensor, shared: torch.Tensor | None = None
+) -> RowTiling:
+    """The tiling for the rows of ``matrices``, each (M, columns).
 
-
-def vector_length(*matrices: torch.Tensor, shared: torch.Tensor | None = None) -> int:
-    """Elements per access: up to 128 bits, as columns, row strides and addresses allow.
-
+    About 16 elements a thread, at most 1,024 threads a row; short rows share a CTA of 128 threads.
     ``shared`` is a vector that every row uses; it is read in pieces of as many elements.
     """
+    row_threads = min(1024, 1 << (-(-columns // 16) - 1).bit_length())
+    return RowTiling(
+        columns=columns,
+        vector=_vector_length(matrices, shared),
+        row_threads=row_threads,
+        rows=max(1, 128 // row_threads),
+    )
+
+
+def _vector_length(matrices: tuple[torch.Tensor, ...], shared: torch.Tensor | None) -> int:
+    """Elements per access: up to 128 bits, as columns, row strides and addresses allow."""
     length = 16 // min(matrix.element_size() for matrix in matrices)
     while length > 1 and not (
         all(_rows_fit(matrix, length) for matrix in matrices)

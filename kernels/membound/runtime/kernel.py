@@ -23,13 +23,13 @@ class Kernel:
 
     @property
     def name(self) -> str:
-        """Symbol name, e.g. ``softmax_bfloat16_n4096``. Never holds a module path: a symbol can
-        change register allocation, and one source must build to one object under any package."""
-        parts = [self.module]
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            parts.append(value if isinstance(value, str) else f"{field.name}{int(value)}")
-        return "_".join(parts)
+        """Symbol name, e.g. ``softmax_bfloat16_n4096_v8_t256_r1``.
+
+        Holds the whole configuration and never a module path: a symbol can change register
+        allocation, and one source must build to one object under any package name.
+        """
+        fields = (str(getattr(self, field.name)) for field in dataclasses.fields(self))
+        return "_".join([self.module, *fields])
 
     @property
     def threads(self) -> int:
