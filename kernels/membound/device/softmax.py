@@ -11,7 +11,6 @@ import cutlass.cute as cute
 from cutlass import Float32, const_expr
 
 from .arguments import current_stream, matrix
-from .reduce import row_reduce
 from .rows import fragment_shape, load_row, store_row
 
 LOG2_E = math.log2(math.e)
@@ -37,29 +36,52 @@ class Softmax:
         block, _, _ = cute.arch.block_idx()
         row = block * self.tiling.rows + thread // self.tiling.row_threads
         lane = thread % self.tiling.row_threads
-        tops, totals = None, None
-        if const_expr(self.shared_bytes > 0):
-            allocator = cutlass.memory.SmemAllocator()
-            slots = cute.make_layout((self.tiling.rows, self.tiling.row_threads // 32))
-            tops = allocator.allocate_tensor(Float32, slots)
-            totals = allocator.allocate_tensor(Float32, slots)
 
-        shape = fragment_shape(self.tiling)
-        values = cute.make_rmem_tensor(shape, x.element_type)
+        values = cute.make_rmem_tensor(fragment_shape(self.tiling), x.element_type)
         values.fill(-x.element_type.inf)
         if row < x.shape[0]:
             load_row(x[row, None], values, lane, self.tiling.row_threads)
         loaded = values.load().to(Float32)
 
+        # Each warp works relative to its own maximum, so that the warps of a row meet only once:
+        # softmax = exp(x - warp's top) * exp(warp's top - row's top) / row's total
+        width = min(self.tiling.row_threads, 32)
         top = loaded.reduce(cute.ReductionOp.MAX, -Float32.inf, reduction_profile=0)
-        top = row_reduce(top, cute.arch.fmax, -Float32.inf, self.tiling.row_threads, tops)
-        powers = cute.math.exp2((loaded - top) * LOG2_E, fastmath=True)
+        top = cute.arch.warp_reduction(top, cute.arch.fmax, threads_in_group=width)
+        # a warp may hold nothing but -inf in a row with finite values
+        origin = top if top > -Float32.inf else Float32(0.0)
+        powers = cute.math.exp2((loaded - origin) * LOG2_E, fastmath=True)
         total = powers.reduce(cute.ReductionOp.ADD, 0.0, reduction_profile=0)
-        total = row_reduce(total, operator.add, Float32(0.0), self.tiling.row_threads, totals)
+        total = cute.arch.warp_reduction(total, operator.add, threads_in_group=width)
+        scale = Float32(1.0)
+        if const_expr(self.shared_bytes > 0):
+            row_top, total = self.combine(top, total)
+            scale = cute.math.exp2((top - row_top) * LOG2_E, fastmath=True)
 
-        values.store((powers / total).to(out.element_type))
+        values.store((powers * (scale / total)).to(out.element_type))
         if row < x.shape[0]:
             store_row(values, out[row, None], lane, self.tiling.row_threads)
+
+    @cute.jit
+    def combine(self, top: Float32, total: Float32) -> tuple[Float32, Float32]:
+        """The row's maximum and sum from its warps' maxima and sums, relative to those."""
+        warps = self.tiling.row_threads // 32
+        allocator = cutlass.memory.SmemAllocator()
+        slots = cute.make_layout((self.tiling.rows, warps))
+        tops = allocator.allocate_tensor(Float32, slots)
+        totals = allocator.allocate_tensor(Float32, slots)
+
+        lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
+        if lane == 0:
+            tops[warp // warps, warp % warps] = top
+            totals[warp // warps, warp % warps] = total
+        cute.arch.barrier()
+        top, total = -Float32.inf, Float32(0.0)
+        if lane < warps:
+            top, total = tops[warp // warps, lane], totals[warp // warps, lane]
+        row_top = cute.arch.warp_reduction(top, cute.arch.fmax)
+        total *= cute.math.exp2((top - row_top) * LOG2_E, fastmath=True)
+        return row_top, cute.arch.warp_reduction(total, operator.add)
 
 
 def trace(kernel: Any) -> tuple[Softmax, tuple[Any, ...]]:
