@@ -39,21 +39,29 @@ def row_tiling(
 ) -> RowTiling:
     """The tiling for the rows of ``matrices``, each (M, columns).
 
-    About 16 elements a thread, at most 1,024 threads a row; short rows share a CTA of 128 threads.
-    ``shared`` is a vector that every row uses; it is read in pieces of as many elements.
+    Each thread holds two accesses of 128 bits, or one where that makes the row fit a warp; at
+    most 1,024 threads a row. Short rows share a CTA of 128 threads. ``shared`` is a vector that
+    every row uses; it is read in pieces of as many elements.
     """
-    row_threads = min(1024, 1 << (-(-columns // 16) - 1).bit_length())
+    widest = 16 // min(matrix.element_size() for matrix in matrices)
+    elements = widest if columns <= 32 * widest else 2 * widest
+    row_threads = min(1024, _power_of_two(-(-columns // elements)))
     return RowTiling(
         columns=columns,
-        vector=_vector_length(matrices, shared),
+        vector=_vector_length(widest, matrices, shared),
         row_threads=row_threads,
         rows=max(1, 128 // row_threads),
     )
 
 
-def _vector_length(matrices: tuple[torch.Tensor, ...], shared: torch.Tensor | None) -> int:
-    """Elements per access: up to 128 bits, as columns, row strides and addresses allow."""
-    length = 16 // min(matrix.element_size() for matrix in matrices)
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
+
+
+def _vector_length(
+    length: int, matrices: tuple[torch.Tensor, ...], shared: torch.Tensor | None
+) -> int:
+    """Elements per access: up to ``length``, as columns, row strides and addresses allow."""
     while length > 1 and not (
         all(_rows_fit(matrix, length) for matrix in matrices)
         and (shared is None or _address_fits(shared, length))
