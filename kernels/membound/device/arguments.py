@@ -15,23 +15,25 @@ DTYPES = {
 }
 
 
-def matrix(dtype: str, rows: Any, columns: Any, vector: int = 1) -> cute.Tensor:
-    """A (rows, columns) matrix; its rows are contiguous and start at multiples of ``vector``.
+def matrix(dtype: str, rows: Any, tiling: Any) -> cute.Tensor:
+    """A (rows, columns) matrix whose rows are contiguous and fit ``tiling`` (a RowTiling).
 
     The row stride is a 64-bit number known only at run time: with a static one the compiler takes
     the row offset in 32 bits, and matrices of more than 2^31 elements would be corrupted.
     """
     element = DTYPES[dtype]
+    vector = 1 if tiling.shifted else tiling.vector
     stride = cute.sym_int64(divisibility=vector)
     alignment = vector * element.width // 8
-    return make_fake_tensor(element, (rows, columns), (stride, 1), assumed_align=alignment)
+    return make_fake_tensor(element, (rows, tiling.columns), (stride, 1), assumed_align=alignment)
 
 
-def vector(dtype: str, length: Any, vector: int = 1) -> cute.Tensor:
-    """A contiguous vector, aligned like ``vector`` of its elements but at most to 128 bits."""
+def vector(dtype: str, tiling: Any) -> cute.Tensor:
+    """A contiguous vector (columns,) that every row uses, aligned at most to 128 bits."""
     element = DTYPES[dtype]
+    vector = 1 if tiling.shifted else tiling.vector
     alignment = min(16, vector * element.width // 8)
-    return make_fake_tensor(element, (length,), (1,), assumed_align=alignment)
+    return make_fake_tensor(element, (tiling.columns,), (1,), assumed_align=alignment)
 
 
 def current_stream() -> Any:

@@ -11,12 +11,13 @@ from cutlass import Float32, const_expr
 
 from .arguments import current_stream, matrix, vector
 from .reduce import row_reduce
-from .rows import fragment_shape, load_row, store_row
+from .rows import Rows
 
 
 class RmsNorm:
     def __init__(self, kernel: Any) -> None:
         self.tiling = kernel.tiling
+        self.rows = Rows(kernel.tiling)
         self.shared_bytes = kernel.shared_bytes
 
     @cute.jit
@@ -48,11 +49,9 @@ class RmsNorm:
             slots = cute.make_layout((self.tiling.rows, self.tiling.row_threads // 32))
             totals = cutlass.memory.SmemAllocator().allocate_tensor(Float32, slots)
 
-        shape = fragment_shape(self.tiling)
-        values = cute.make_rmem_tensor(shape, x.element_type)
-        values.fill(0)
+        values = self.rows.fragment(x.element_type, 0)
         if row < x.shape[0]:
-            load_row(x[row, None], values, lane, self.tiling.row_threads)
+            self.rows.load(x[row, None], values, lane, 0)
         loaded = values.load().to(Float32)
 
         total = (loaded * loaded).reduce(cute.ReductionOp.ADD, 0.0, reduction_profile=0)
@@ -60,22 +59,17 @@ class RmsNorm:
         normed = loaded * cute.math.rsqrt(total / self.tiling.columns + eps)
 
         if const_expr(weight is not None):
-            weights = cute.make_rmem_tensor(shape, weight.element_type)
-            weights.fill(0)
-            load_row(weight, weights, lane, self.tiling.row_threads)
+            weights = self.rows.fragment(weight.element_type, 0)
+            self.rows.load_shared(weight, weights, x[row, None], lane)
             normed *= weights.load().to(Float32)
         values.store(normed.to(out.element_type))
         if row < x.shape[0]:
-            store_row(values, out[row, None], lane, self.tiling.row_threads)
+            self.rows.store(values, out[row, None], lane)
 
 
 def trace(kernel: Any) -> tuple[RmsNorm, tuple[Any, ...]]:
     """The jit function of ``kernel`` and arguments that stand for every call of it."""
     rows = cute.sym_int()
-    x, out = (
-        matrix(kernel.dtype, rows, kernel.tiling.columns, kernel.tiling.vector) for _ in range(2)
-    )
-    weight = None
-    if kernel.weight != "none":
-        weight = vector(kernel.weight, kernel.tiling.columns, kernel.tiling.vector)
+    x, out = (matrix(kernel.dtype, rows, kernel.tiling) for _ in range(2))
+    weight = None if kernel.weight == "none" else vector(kernel.weight, kernel.tiling)
     return RmsNorm(kernel), (x, weight, out, Float32(0.0), current_stream())

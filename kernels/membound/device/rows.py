@@ -1,8 +1,11 @@
 """A thread's part of a row: vectors loaded from and stored to global memory.
 
 A row is cut into vectors of ``vector`` elements, handed round-robin to the row's threads. A
-fragment is a register tensor (vector, count); its element (v, i) is column
-``(thread + i * threads) * vector + v``.
+fragment is a register tensor (vector, count): its element (v, i) belongs to column
+``(lane + i * threads) * vector + v - phase``. The phase is 0 where rows start on vector
+boundaries. Where they do not (an odd number of columns), it is the number of elements between
+the last boundary and the row's start, so that all accesses but those at the row's ends still
+move whole vectors: the aligned superset of the row is read, and what is not the row's masked.
 """
 
 from __future__ import annotations
@@ -11,37 +14,99 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, const_expr
+from cutlass import Int32, Int64, const_expr
 
 
-def fragment_shape(tiling: Any) -> tuple[int, int]:
-    """(vector, count) of the fragment that covers a thread's part of a row."""
-    return tiling.vector, -(-tiling.columns // (tiling.row_threads * tiling.vector))
+class Rows:
+    """Loads and stores of rows tiled as ``tiling`` (a RowTiling)."""
 
+    def __init__(self, tiling: Any) -> None:
+        self.columns = tiling.columns
+        self.vector = tiling.vector
+        self.threads = tiling.row_threads
+        self.shifted = tiling.shifted
+        longest = tiling.columns + (tiling.vector - 1 if tiling.shifted else 0)
+        self.count = -(-longest // (self.threads * self.vector))
 
-@cute.jit
-def load_row(row: cute.Tensor, fragment: cute.Tensor, thread: Int32, threads: int) -> None:
-    """Fill ``fragment`` from ``row`` (columns,); what lies beyond the last column is left as is."""
-    vector, count = fragment.shape
-    vectors = const_expr(cute.size(row) // vector)
-    for i in cutlass.range_constexpr(count):
-        index = thread + i * threads
-        source = cute.local_tile(row, (vector,), (index,))
-        if const_expr((i + 1) * threads <= vectors):
-            cute.autovec_copy(source, fragment[None, i])
-        elif index < vectors:
-            cute.autovec_copy(source, fragment[None, i])
+    def fragment(self, dtype: Any, fill: Any) -> cute.Tensor:
+        """A register tensor (vector, count), filled with ``fill``."""
+        fragment = cute.make_rmem_tensor((self.vector, self.count), dtype)
+        fragment.fill(fill)
+        return fragment
 
+    @cute.jit
+    def load(self, row: cute.Tensor, fragment: cute.Tensor, lane: Int32, fill: Any) -> None:
+        """Read a thread's part of ``row`` (columns,); ``fill`` stands where there is no column."""
+        vectors, phase = self._vectors(row)
+        for i in cutlass.range_constexpr(self.count):
+            index = lane + i * self.threads
+            source = cute.local_tile(vectors, (self.vector,), (index,))
+            if const_expr(self._all_full(i)):
+                cute.autovec_copy(source, fragment[None, i])
+            elif index * self.vector < self.columns + phase:
+                cute.autovec_copy(source, fragment[None, i])
+                if const_expr(self.shifted):
+                    if not self._inside(index, phase):
+                        for v in cutlass.range_constexpr(self.vector):
+                            column = index * self.vector + v - phase
+                            if column < 0 or column >= self.columns:
+                                fragment[v, i] = row.element_type(fill)
 
-@cute.jit
-def store_row(fragment: cute.Tensor, row: cute.Tensor, thread: Int32, threads: int) -> None:
-    """Write ``fragment`` to ``row`` (columns,), without what lies beyond the last column."""
-    vector, count = fragment.shape
-    vectors = const_expr(cute.size(row) // vector)
-    for i in cutlass.range_constexpr(count):
-        index = thread + i * threads
-        target = cute.local_tile(row, (vector,), (index,))
-        if const_expr((i + 1) * threads <= vectors):
-            cute.autovec_copy(fragment[None, i], target)
-        elif index < vectors:
-            cute.autovec_copy(fragment[None, i], target)
+    @cute.jit
+    def store(self, fragment: cute.Tensor, row: cute.Tensor, lane: Int32) -> None:
+        """Write a thread's part of ``row`` (columns,) and nothing beside it."""
+        vectors, phase = self._vectors(row)
+        for i in cutlass.range_constexpr(self.count):
+            index = lane + i * self.threads
+            target = cute.local_tile(vectors, (self.vector,), (index,))
+            if const_expr(self._all_full(i)):
+                cute.autovec_copy(fragment[None, i], target)
+            elif self._inside(index, phase):
+                cute.autovec_copy(fragment[None, i], target)
+            elif const_expr(self.shifted):
+                for v in cutlass.range_constexpr(self.vector):
+                    column = index * self.vector + v - phase
+                    if column >= 0 and column < self.columns:
+                        row[column] = fragment[v, i]
+
+    @cute.jit
+    def load_shared(
+        self, shared: cute.Tensor, fragment: cute.Tensor, row: cute.Tensor, lane: Int32
+    ) -> None:
+        """Read from ``shared`` (columns,) what belongs to a thread's part of ``row``."""
+        if const_expr(not self.shifted):
+            self.load(shared, fragment, lane, 0)
+        else:
+            _, phase = self._vectors(row)
+            for i in cutlass.range_constexpr(self.count):
+                for v in cutlass.range_constexpr(self.vector):
+                    column = (lane + i * self.threads) * self.vector + v - phase
+                    if column >= 0 and column < self.columns:
+                        fragment[v, i] = shared[column]
+
+    def _all_full(self, i: int) -> bool:
+        """Whether the i-th vector of every thread lies within the row, known when compiling."""
+        return not self.shifted and (i + 1) * self.threads * self.vector <= self.columns
+
+    @cute.jit
+    def _inside(self, index: Int32, phase: Any) -> Any:
+        """Whether the vector lies within the row."""
+        begin = index * self.vector
+        inside = begin + self.vector <= self.columns + phase
+        if const_expr(self.shifted):
+            inside = inside and begin >= phase
+        return inside
+
+    def _vectors(self, row: cute.Tensor) -> tuple[cute.Tensor, Any]:
+        """Memory from the vector boundary at or before the row's start, and the row's phase."""
+        if not self.shifted:
+            return row, 0
+        element = row.element_type
+        size = element.width // 8
+        address = row.iterator.toint()
+        start = address & Int64(-self.vector * size)
+        pointer = cute.make_ptr(
+            element, start, cute.AddressSpace.gmem, assumed_align=self.vector * size
+        )
+        layout = cute.make_layout(self.count * self.threads * self.vector)
+        return cute.make_tensor(pointer, layout), Int32((address - start) // size)

@@ -11,7 +11,7 @@ import cutlass.cute as cute
 from cutlass import Float32, const_expr
 
 from .arguments import current_stream, matrix
-from .rows import fragment_shape, load_row, store_row
+from .rows import Rows
 
 LOG2_E = math.log2(math.e)
 
@@ -19,6 +19,7 @@ LOG2_E = math.log2(math.e)
 class Softmax:
     def __init__(self, kernel: Any) -> None:
         self.tiling = kernel.tiling
+        self.rows = Rows(kernel.tiling)
         self.shared_bytes = kernel.shared_bytes
 
     @cute.jit
@@ -37,10 +38,9 @@ class Softmax:
         row = block * self.tiling.rows + thread // self.tiling.row_threads
         lane = thread % self.tiling.row_threads
 
-        values = cute.make_rmem_tensor(fragment_shape(self.tiling), x.element_type)
-        values.fill(-x.element_type.inf)
+        values = self.rows.fragment(x.element_type, -x.element_type.inf)
         if row < x.shape[0]:
-            load_row(x[row, None], values, lane, self.tiling.row_threads)
+            self.rows.load(x[row, None], values, lane, -x.element_type.inf)
         loaded = values.load().to(Float32)
 
         # Each warp works relative to its own maximum, so that the warps of a row meet only once:
@@ -60,7 +60,7 @@ class Softmax:
 
         values.store((powers * (scale / total)).to(out.element_type))
         if row < x.shape[0]:
-            store_row(values, out[row, None], lane, self.tiling.row_threads)
+            self.rows.store(values, out[row, None], lane)
 
     @cute.jit
     def combine(self, top: Float32, total: Float32) -> tuple[Float32, Float32]:
@@ -87,7 +87,5 @@ class Softmax:
 def trace(kernel: Any) -> tuple[Softmax, tuple[Any, ...]]:
     """The jit function of ``kernel`` and arguments that stand for every call of it."""
     rows = cute.sym_int()
-    x, out = (
-        matrix(kernel.dtype, rows, kernel.tiling.columns, kernel.tiling.vector) for _ in range(2)
-    )
+    x, out = (matrix(kernel.dtype, rows, kernel.tiling) for _ in range(2))
     return Softmax(kernel), (x, out, current_stream())

@@ -18,9 +18,11 @@ class RowTiling:
     vector: int  # elements per access
     row_threads: int  # threads per row, a power of two
     rows: int  # rows per CTA
+    shifted: bool  # whether rows may start between the boundaries of accesses
 
     def __str__(self) -> str:
-        return f"n{self.columns}_v{self.vector}_t{self.row_threads}_r{self.rows}"
+        shifted = "s" if self.shifted else ""
+        return f"n{self.columns}_v{self.vector}{shifted}_t{self.row_threads}_r{self.rows}"
 
     @property
     def threads(self) -> int:
@@ -46,11 +48,14 @@ def row_tiling(
     widest = 16 // min(matrix.element_size() for matrix in matrices)
     elements = widest if columns <= 32 * widest else 2 * widest
     row_threads = min(1024, _power_of_two(-(-columns // elements)))
+    aligned = _aligned_length(widest, matrices, shared)
+    shifted = aligned < widest and columns >= widest and _in_phase(widest, matrices)
     return RowTiling(
         columns=columns,
-        vector=_vector_length(widest, matrices, shared),
+        vector=widest if shifted else aligned,
         row_threads=row_threads,
         rows=max(1, 128 // row_threads),
+        shifted=shifted,
     )
 
 
@@ -58,7 +63,7 @@ def _power_of_two(least: int) -> int:
     return 1 << (least - 1).bit_length()
 
 
-def _vector_length(
+def _aligned_length(
     length: int, matrices: tuple[torch.Tensor, ...], shared: torch.Tensor | None
 ) -> int:
     """Elements per access: up to ``length``, as columns, row strides and addresses allow."""
@@ -70,6 +75,17 @@ def _vector_length(
     return length
 
 
+def _in_phase(length: int, matrices: tuple[torch.Tensor, ...]) -> bool:
+    """Whether every row starts equally far behind a boundary of ``length`` elements in each."""
+    first, *others = matrices
+    return all(
+        other.element_size() == first.element_size()
+        and (other.stride(0) - first.stride(0)) % length == 0
+        and (_address(other) - _address(first)) % (length * first.element_size()) == 0
+        for other in others
+    )
+
+
 def _rows_fit(matrix: torch.Tensor, length: int) -> bool:
     return (
         matrix.shape[1] % length == 0
@@ -79,5 +95,8 @@ def _rows_fit(matrix: torch.Tensor, length: int) -> bool:
 
 
 def _address_fits(tensor: torch.Tensor, length: int) -> bool:
-    address = 0 if tensor.is_meta else tensor.data_ptr()
-    return address % min(16, length * tensor.element_size()) == 0
+    return _address(tensor) % min(16, length * tensor.element_size()) == 0
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_meta else tensor.data_ptr()
