@@ -5,12 +5,11 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, const_expr
 
 from .arguments import current_stream, matrix, vector
-from .reduce import row_reduce
+from .reduce import RowExchange, reduce_fragment
 from .rows import Rows
 
 
@@ -18,6 +17,7 @@ class RmsNorm:
     def __init__(self, kernel: Any) -> None:
         self.tiling = kernel.tiling
         self.rows = Rows(kernel.tiling)
+        self.exchange = RowExchange(kernel.tiling)
         self.shared_bytes = kernel.shared_bytes
 
     @cute.jit
@@ -30,8 +30,9 @@ class RmsNorm:
         stream: Any,
     ) -> None:
         self.kernel(x, weight, out, eps).launch(
-            grid=[cute.ceil_div(x.shape[0], self.tiling.rows), 1, 1],
+            grid=[cute.ceil_div(x.shape[0], self.tiling.rows), self.tiling.cluster, 1],
             block=[self.tiling.threads, 1, 1],
+            cluster=[1, self.tiling.cluster, 1] if self.tiling.cluster > 1 else None,
             smem=self.shared_bytes,
             stream=stream,
         )
@@ -43,11 +44,8 @@ class RmsNorm:
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         row = block * self.tiling.rows + thread // self.tiling.row_threads
-        lane = thread % self.tiling.row_threads
-        totals = None
-        if const_expr(self.shared_bytes > 0):
-            slots = cute.make_layout((self.tiling.rows, self.tiling.row_threads // 32))
-            totals = cutlass.memory.SmemAllocator().allocate_tensor(Float32, slots)
+        lane = self.rows.lane(thread)
+        self.exchange.arrive()
 
         values = self.rows.fragment(x.element_type, 0)
         if row < x.shape[0]:
@@ -55,7 +53,11 @@ class RmsNorm:
         loaded = values.load().to(Float32)
 
         total = (loaded * loaded).reduce(cute.ReductionOp.ADD, 0.0, reduction_profile=0)
-        total = row_reduce(total, operator.add, Float32(0.0), self.tiling.row_threads, totals)
+        width = min(self.tiling.row_threads, 32)
+        total = cute.arch.warp_reduction(total, operator.add, threads_in_group=width)
+        if const_expr(self.exchange.needed):
+            (totals,) = self.exchange.share((total,), (0.0,))
+            total = reduce_fragment(totals, operator.add)
         normed = loaded * cute.math.rsqrt(total / self.tiling.columns + eps)
 
         if const_expr(weight is not None):

@@ -1,11 +1,13 @@
 """A thread's part of a row: vectors loaded from and stored to global memory.
 
-A row is cut into vectors of ``vector`` elements, handed round-robin to the row's threads. A
-fragment is a register tensor (vector, count): its element (v, i) belongs to column
-``(lane + i * threads) * vector + v - phase``. The phase is 0 where rows start on vector
-boundaries. Where they do not (an odd number of columns), it is the number of elements between
-the last boundary and the row's start, so that all accesses but those at the row's ends still
-move whole vectors: the aligned superset of the row is read, and what is not the row's masked.
+A row is cut into vectors of ``vector`` elements. Each CTA of a cluster takes as many in a stretch,
+and hands them round-robin to its threads. A fragment is a register tensor (vector, count): its
+element (v, i) belongs to column ``(lane + i * threads) * vector + v - phase``.
+
+The phase is 0 where rows start on vector boundaries. Where they do not (an odd number of
+columns), it is the number of elements between the last boundary and the row's start, so that all
+accesses but those at the row's ends still move whole vectors: the aligned superset of the row is
+read, and what is not the row's is masked.
 """
 
 from __future__ import annotations
@@ -24,9 +26,18 @@ class Rows:
         self.columns = tiling.columns
         self.vector = tiling.vector
         self.threads = tiling.row_threads
+        self.cluster = tiling.cluster
         self.shifted = tiling.shifted
         longest = tiling.columns + (tiling.vector - 1 if tiling.shifted else 0)
-        self.count = -(-longest // (self.threads * self.vector))
+        self.count = -(-longest // (self.threads * self.vector * self.cluster))
+
+    @cute.jit
+    def lane(self, thread: Int32) -> Int32:
+        """The index of a thread's first vector in its row."""
+        lane = thread % self.threads
+        if const_expr(self.cluster > 1):
+            lane += cute.arch.block_idx_in_cluster() * (self.threads * self.count)
+        return lane
 
     def fragment(self, dtype: Any, fill: Any) -> cute.Tensor:
         """A register tensor (vector, count), filled with ``fill``."""
@@ -86,7 +97,11 @@ class Rows:
 
     def _all_full(self, i: int) -> bool:
         """Whether the i-th vector of every thread lies within the row, known when compiling."""
-        return not self.shifted and (i + 1) * self.threads * self.vector <= self.columns
+        if self.shifted:
+            return False
+        if self.cluster > 1:
+            return self.columns == self.cluster * self.count * self.threads * self.vector
+        return (i + 1) * self.threads * self.vector <= self.columns
 
     @cute.jit
     def _inside(self, index: Int32, phase: Any) -> Any:
@@ -108,5 +123,5 @@ class Rows:
         pointer = cute.make_ptr(
             element, start, cute.AddressSpace.gmem, assumed_align=self.vector * size
         )
-        layout = cute.make_layout(self.count * self.threads * self.vector)
+        layout = cute.make_layout(self.cluster * self.count * self.threads * self.vector)
         return cute.make_tensor(pointer, layout), Int32((address - start) // size)

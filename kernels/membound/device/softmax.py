@@ -6,27 +6,34 @@ import math
 import operator
 from typing import Any
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, const_expr
 
 from .arguments import current_stream, matrix
+from .reduce import RowExchange, reduce_fragment
 from .rows import Rows
 
 LOG2_E = math.log2(math.e)
+
+
+def exponential(x: Any) -> Any:
+    """exp(x) by the hardware's base-2 exponential, within 2 units in the last place."""
+    return cute.math.exp2(x * LOG2_E, fastmath=True)
 
 
 class Softmax:
     def __init__(self, kernel: Any) -> None:
         self.tiling = kernel.tiling
         self.rows = Rows(kernel.tiling)
+        self.exchange = RowExchange(kernel.tiling)
         self.shared_bytes = kernel.shared_bytes
 
     @cute.jit
     def __call__(self, x: cute.Tensor, out: cute.Tensor, stream: Any) -> None:
         self.kernel(x, out).launch(
-            grid=[cute.ceil_div(x.shape[0], self.tiling.rows), 1, 1],
+            grid=[cute.ceil_div(x.shape[0], self.tiling.rows), self.tiling.cluster, 1],
             block=[self.tiling.threads, 1, 1],
+            cluster=[1, self.tiling.cluster, 1] if self.tiling.cluster > 1 else None,
             smem=self.shared_bytes,
             stream=stream,
         )
@@ -36,7 +43,8 @@ class Softmax:
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         row = block * self.tiling.rows + thread // self.tiling.row_threads
-        lane = thread % self.tiling.row_threads
+        lane = self.rows.lane(thread)
+        self.exchange.arrive()
 
         values = self.rows.fragment(x.element_type, -x.element_type.inf)
         if row < x.shape[0]:
@@ -50,38 +58,20 @@ class Softmax:
         top = cute.arch.warp_reduction(top, cute.arch.fmax, threads_in_group=width)
         # a warp may hold nothing but -inf in a row with finite values
         origin = top if top > -Float32.inf else Float32(0.0)
-        powers = cute.math.exp2((loaded - origin) * LOG2_E, fastmath=True)
+        powers = exponential(loaded - origin)
         total = powers.reduce(cute.ReductionOp.ADD, 0.0, reduction_profile=0)
         total = cute.arch.warp_reduction(total, operator.add, threads_in_group=width)
         scale = Float32(1.0)
-        if const_expr(self.shared_bytes > 0):
-            row_top, total = self.combine(top, total)
-            scale = cute.math.exp2((top - row_top) * LOG2_E, fastmath=True)
+        if const_expr(self.exchange.needed):
+            tops, totals = self.exchange.share((top, total), (-Float32.inf, 0.0))
+            row_top = reduce_fragment(tops, cute.arch.fmax)
+            totals.store(totals.load() * exponential(tops.load() - row_top))
+            total = reduce_fragment(totals, operator.add)
+            scale = exponential(top - row_top)
 
         values.store((powers * (scale / total)).to(out.element_type))
         if row < x.shape[0]:
             self.rows.store(values, out[row, None], lane)
-
-    @cute.jit
-    def combine(self, top: Float32, total: Float32) -> tuple[Float32, Float32]:
-        """The row's maximum and sum from its warps' maxima and sums, relative to those."""
-        warps = self.tiling.row_threads // 32
-        allocator = cutlass.memory.SmemAllocator()
-        slots = cute.make_layout((self.tiling.rows, warps))
-        tops = allocator.allocate_tensor(Float32, slots)
-        totals = allocator.allocate_tensor(Float32, slots)
-
-        lane, warp = cute.arch.lane_idx(), cute.arch.warp_idx()
-        if lane == 0:
-            tops[warp // warps, warp % warps] = top
-            totals[warp // warps, warp % warps] = total
-        cute.arch.barrier()
-        top, total = -Float32.inf, Float32(0.0)
-        if lane < warps:
-            top, total = tops[warp // warps, lane], totals[warp // warps, lane]
-        row_top = cute.arch.warp_reduction(top, cute.arch.fmax)
-        total *= cute.math.exp2((top - row_top) * LOG2_E, fastmath=True)
-        return row_top, cute.arch.warp_reduction(total, operator.add)
 
 
 def trace(kernel: Any) -> tuple[Softmax, tuple[Any, ...]]:

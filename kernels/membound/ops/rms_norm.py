@@ -27,6 +27,10 @@ class RmsNormKernel(Kernel):
         return self.tiling.threads
 
     @property
+    def cluster(self) -> int:
+        return self.tiling.cluster
+
+    @property
     def shared_bytes(self) -> int:
         return 4 * self.tiling.warp_slots  # float32
 
@@ -51,7 +55,7 @@ def rms_norm(
 
     Raises:
         TypeError: x or weight is no tensor or of another dtype.
-        ValueError: x is not on a GPU, has no columns or more than 32,768, the shapes do not fit,
+        ValueError: x is not on a GPU, has no columns or more than 262,144, the shapes do not fit,
             or weight is on another device.
         NotImplementedError: x or weight requires a gradient.
     """

@@ -24,6 +24,10 @@ class SoftmaxKernel(Kernel):
         return self.tiling.threads
 
     @property
+    def cluster(self) -> int:
+        return self.tiling.cluster
+
+    @property
     def shared_bytes(self) -> int:
         return 2 * 4 * self.tiling.warp_slots  # float32, for the maximum and for the sum
 
@@ -41,7 +45,7 @@ def softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
 
     Raises:
         TypeError: x is no tensor or of another dtype.
-        ValueError: x is not on a GPU, has no columns or more than 32,768, or dim is not the last
+        ValueError: x is not on a GPU, has no columns or more than 262,144, or dim is not the last
             dimension.
         NotImplementedError: x requires a gradient.
     """

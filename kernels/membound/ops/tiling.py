@@ -6,23 +6,31 @@ import dataclasses
 
 import torch
 
-#: Longest row that one CTA holds in registers: 1,024 threads of 32 elements.
-MAX_COLUMNS = 32_768
+#: Longest row: a cluster of 8 CTAs, the portable limit, of 1,024 threads of 32 elements.
+MAX_COLUMNS = 262_144
+
+#: Most threads of a row in one CTA; longer rows are spread over a cluster.
+_CTA_THREADS = 1024
+_MAX_CLUSTER = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class RowTiling:
-    """Rows of ``columns`` elements over the threads of a CTA."""
+    """Rows of ``columns`` elements over the threads of a CTA, or of a cluster of CTAs."""
 
     columns: int
     vector: int  # elements per access
-    row_threads: int  # threads per row, a power of two
+    row_threads: int  # threads per row in a CTA, a power of two
     rows: int  # rows per CTA
+    cluster: int  # CTAs per row, a power of two
     shifted: bool  # whether rows may start between the boundaries of accesses
 
     def __str__(self) -> str:
         shifted = "s" if self.shifted else ""
-        return f"n{self.columns}_v{self.vector}{shifted}_t{self.row_threads}_r{self.rows}"
+        return (
+            f"n{self.columns}_v{self.vector}{shifted}"
+            f"_t{self.row_threads}_r{self.rows}_c{self.cluster}"
+        )
 
     @property
     def threads(self) -> int:
@@ -31,9 +39,9 @@ class RowTiling:
 
     @property
     def warp_slots(self) -> int:
-        """Values that a reduction over a row exchanges through shared memory: one a warp, and
-        none where a row lies within a warp."""
-        return self.threads // 32 if self.row_threads > 32 else 0
+        """Values that a reduction over a row exchanges through a CTA's shared memory: one a warp
+        of each CTA, and none where a row lies within a warp."""
+        return self.cluster * self.threads // 32 if self.row_threads > 32 else 0
 
 
 def row_tiling(
@@ -41,13 +49,14 @@ def row_tiling(
 ) -> RowTiling:
     """The tiling for the rows of ``matrices``, each (M, columns).
 
-    Each thread holds two accesses of 128 bits, or one where that makes the row fit a warp; at
-    most 1,024 threads a row. Short rows share a CTA of 128 threads. ``shared`` is a vector that
-    every row uses; it is read in pieces of as many elements.
+    Each thread holds two accesses of 128 bits, or one where that makes the row fit a warp, or
+    more where the largest cluster would be too small. Short rows share a CTA of 128 threads.
+    ``shared`` is a vector that every row uses; it is read in pieces of as many elements.
     """
     widest = 16 // min(matrix.element_size() for matrix in matrices)
     elements = widest if columns <= 32 * widest else 2 * widest
-    row_threads = min(1024, _power_of_two(-(-columns // elements)))
+    threads = _power_of_two(-(-columns // elements))
+    row_threads = min(_CTA_THREADS, threads)
     aligned = _aligned_length(widest, matrices, shared)
     shifted = aligned < widest and columns >= widest and _in_phase(widest, matrices)
     return RowTiling(
@@ -55,6 +64,7 @@ def row_tiling(
         vector=widest if shifted else aligned,
         row_threads=row_threads,
         rows=max(1, 128 // row_threads),
+        cluster=min(_MAX_CLUSTER, threads // row_threads),
         shifted=shifted,
     )
 
