@@ -50,6 +50,9 @@ class RmsNorm:
         values = self.rows.fragment(x.element_type, 0)
         if row < x.shape[0]:
             self.rows.load(x[row, None], values, lane, 0)
+        if const_expr(weight is not None):
+            weights = self.rows.fragment(weight.element_type, 0)
+            self.rows.load_shared(weight, weights, x[row, None], lane)
         loaded = values.load().to(Float32)
 
         total = (loaded * loaded).reduce(cute.ReductionOp.ADD, 0.0, reduction_profile=0)
@@ -61,8 +64,6 @@ class RmsNorm:
         normed = loaded * cute.math.rsqrt(total / self.tiling.columns + eps)
 
         if const_expr(weight is not None):
-            weights = self.rows.fragment(weight.element_type, 0)
-            self.rows.load_shared(weight, weights, x[row, None], lane)
             normed *= weights.load().to(Float32)
         values.store(normed.to(out.element_type))
         if row < x.shape[0]:
