@@ -6,12 +6,14 @@ import dataclasses
 
 import torch
 
-#: Longest row: a cluster of 8 CTAs, the portable limit, of 1,024 threads of 32 elements.
-MAX_COLUMNS = 262_144
-
-#: Most threads of a row in one CTA; longer rows are spread over a cluster.
+#: Most threads of a row in one CTA, and most columns that they hold, 32 elements each.
 _CTA_THREADS = 1024
+_CTA_COLUMNS = 32_768
+#: Most CTAs of a cluster: the portable limit.
 _MAX_CLUSTER = 8
+
+#: Longest row.
+MAX_COLUMNS = _MAX_CLUSTER * _CTA_COLUMNS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,13 +52,13 @@ def row_tiling(
     """The tiling for the rows of ``matrices``, each (M, columns).
 
     Each thread holds two accesses of 128 bits, or one where that makes the row fit a warp, or
-    more where the largest cluster would be too small. Short rows share a CTA of 128 threads.
-    ``shared`` is a vector that every row uses; it is read in pieces of as many elements.
+    more where the row would exceed a CTA. Only rows that exceed it even so are spread over a
+    cluster, whose barrier costs more than full registers do. Short rows share a CTA of 128
+    threads. ``shared`` is a vector that every row uses; it is read in pieces of as many elements.
     """
     widest = 16 // min(matrix.element_size() for matrix in matrices)
     elements = widest if columns <= 32 * widest else 2 * widest
-    threads = _power_of_two(-(-columns // elements))
-    row_threads = min(_CTA_THREADS, threads)
+    row_threads = min(_CTA_THREADS, _power_of_two(-(-columns // elements)))
     aligned = _aligned_length(widest, matrices, shared)
     shifted = aligned < widest and columns >= widest and _in_phase(widest, matrices)
     return RowTiling(
@@ -64,7 +66,7 @@ def row_tiling(
         vector=widest if shifted else aligned,
         row_threads=row_threads,
         rows=max(1, 128 // row_threads),
-        cluster=min(_MAX_CLUSTER, threads // row_threads),
+        cluster=_power_of_two(-(-columns // _CTA_COLUMNS)),
         shifted=shifted,
     )
 
