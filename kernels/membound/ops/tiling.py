@@ -52,15 +52,16 @@ def row_tiling(
     """The tiling for the rows of ``matrices``, each (M, columns).
 
     Each thread holds two accesses of 128 bits, or one where that makes the row fit a warp, or
-    more where the row would exceed a CTA. Only rows that exceed it even so are spread over a
+    more where the row would exceed a CTA; four in shifted rows of 16-bit elements, where the work
+    at a row's ends is worth sharing among fewer threads. Only rows that exceed it even so are spread over a
     cluster, whose barrier costs more than full registers do. Short rows share a CTA of 128
     threads. ``shared`` is a vector that every row uses; it is read in pieces of as many elements.
     """
     widest = 16 // min(matrix.element_size() for matrix in matrices)
-    elements = widest if columns <= 32 * widest else 2 * widest
-    row_threads = min(_CTA_THREADS, _power_of_two(-(-columns // elements)))
     aligned = _aligned_length(widest, matrices, shared)
-    shifted = aligned < widest and columns >= widest and _in_phase(widest, matrices)
+    shifted = aligned < widest <= columns and _in_phase(widest, matrices)
+    accesses = 4 if shifted and widest == 8 else 1 if columns <= 32 * widest else 2
+    row_threads = min(_CTA_THREADS, _power_of_two(-(-columns // (accesses * widest))))
     return RowTiling(
         columns=columns,
         vector=widest if shifted else aligned,
