@@ -59,7 +59,9 @@ def row_tiling(
     """
     widest = 16 // min(matrix.element_size() for matrix in matrices)
     aligned = _aligned_length(widest, matrices, shared)
-    shifted = aligned < widest <= columns and _in_phase(widest, matrices)
+    # what all rows share is then read element by element: for 16-bit rows a loss
+    gains = shared is None or widest == 4
+    shifted = gains and aligned < widest <= columns and _in_phase(widest, matrices)
     accesses = 4 if shifted and widest == 8 else 1 if columns <= 32 * widest else 2
     row_threads = min(_CTA_THREADS, _power_of_two(-(-columns // (accesses * widest))))
     return RowTiling(
