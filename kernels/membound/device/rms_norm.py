@@ -19,6 +19,8 @@ class RmsNorm:
         self.rows = Rows(kernel.tiling)
         self.exchange = RowExchange(kernel.tiling)
         self.shared_bytes = kernel.shared_bytes
+        # The weight is asked for before the reduction where the registers can hold both.
+        self.early = self.rows.vector * self.rows.count <= 16
 
     @cute.jit
     def __call__(
@@ -50,9 +52,8 @@ class RmsNorm:
         values = self.rows.fragment(x.element_type, 0)
         if row < x.shape[0]:
             self.rows.load(x[row, None], values, lane, 0)
-        if const_expr(weight is not None):
-            weights = self.rows.fragment(weight.element_type, 0)
-            self.rows.load_shared(weight, weights, x[row, None], lane)
+        if const_expr(weight is not None and self.early):
+            weights = self.rows.load_shared(weight, x[row, None], lane)
         loaded = values.load().to(Float32)
 
         total = (loaded * loaded).reduce(cute.ReductionOp.ADD, 0.0, reduction_profile=0)
@@ -64,6 +65,8 @@ class RmsNorm:
         normed = loaded * cute.math.rsqrt(total / self.tiling.columns + eps)
 
         if const_expr(weight is not None):
+            if const_expr(not self.early):
+                weights = self.rows.load_shared(weight, x[row, None], lane)
             normed *= weights.load().to(Float32)
         values.store(normed.to(out.element_type))
         if row < x.shape[0]:

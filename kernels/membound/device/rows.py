@@ -81,10 +81,9 @@ class Rows:
                         row[column] = fragment[v, i]
 
     @cute.jit
-    def load_shared(
-        self, shared: cute.Tensor, fragment: cute.Tensor, row: cute.Tensor, lane: Int32
-    ) -> None:
-        """Read from ``shared`` (columns,) what belongs to a thread's part of ``row``."""
+    def load_shared(self, shared: cute.Tensor, row: cute.Tensor, lane: Int32) -> cute.Tensor:
+        """A fragment of what belongs to a thread's part of ``row`` in ``shared`` (columns,)."""
+        fragment = self.fragment(shared.element_type, 0)
         if const_expr(not self.shifted):
             self.load(shared, fragment, lane, 0)
         else:
@@ -94,6 +93,7 @@ class Rows:
                     column = (lane + i * self.threads) * self.vector + v - phase
                     if column >= 0 and column < self.columns:
                         fragment[v, i] = shared[column]
+        return fragment
 
     def _all_full(self, i: int) -> bool:
         """Whether the i-th vector of every thread lies within the row, known when compiling."""

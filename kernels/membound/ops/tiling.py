@@ -53,9 +53,10 @@ def row_tiling(
 
     Each thread holds two accesses of 128 bits, or one where that makes the row fit a warp, or
     more where the row would exceed a CTA; four in shifted rows of 16-bit elements, where the work
-    at a row's ends is worth sharing among fewer threads. Only rows that exceed it even so are spread over a
-    cluster, whose barrier costs more than full registers do. Short rows share a CTA of 128
-    threads. ``shared`` is a vector that every row uses; it is read in pieces of as many elements.
+    at a row's ends is worth sharing among fewer threads. Only rows that exceed a CTA even so are
+    spread over a cluster, whose barrier costs more than full registers do. Short rows share a CTA
+    of 128 threads. ``shared`` is a vector that every row uses; it is read in pieces of as many
+    elements.
     """
     widest = 16 // min(matrix.element_size() for matrix in matrices)
     aligned = _aligned_length(widest, matrices, shared)
