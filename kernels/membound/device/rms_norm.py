@@ -21,6 +21,10 @@ class RmsNorm:
         self.shared_bytes = kernel.shared_bytes
         # The weight is asked for before the reduction where the registers can hold both.
         self.early = self.rows.vector * self.rows.count <= 16
+        # 16-bit elements then leave room for all 2,048 threads that a multiprocessor can run; the
+        # compiler must be asked to use no more registers than that takes.
+        full = self.early and kernel.dtype != "float32" and kernel.tiling.rows == 1
+        self.min_ctas = 2048 // kernel.tiling.threads if full else 0
 
     @cute.jit
     def __call__(
@@ -36,6 +40,9 @@ class RmsNorm:
             block=[self.tiling.threads, 1, 1],
             cluster=[1, self.tiling.cluster, 1] if self.tiling.cluster > 1 else None,
             smem=self.shared_bytes,
+            min_blocks_per_mp=self.min_ctas,
+            # has no effect in an exported kernel; left open, the DSL would ask a GPU for it
+            preferred_smem_carveout=0,
             stream=stream,
         )
 
@@ -46,11 +53,13 @@ class RmsNorm:
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         row = block * self.tiling.rows + thread // self.tiling.row_threads
+        # the last CTA may have rows to spare, unless a CTA has but one
+        exists = const_expr(self.tiling.rows == 1) or row < x.shape[0]
         lane = self.rows.lane(thread)
         self.exchange.arrive()
 
         values = self.rows.fragment(x.element_type, 0)
-        if row < x.shape[0]:
+        if exists:
             self.rows.load(x[row, None], values, lane, 0)
         if const_expr(weight is not None and self.early):
             weights = self.rows.load_shared(weight, x[row, None], lane)
@@ -69,7 +78,7 @@ class RmsNorm:
                 weights = self.rows.load_shared(weight, x[row, None], lane)
             normed *= weights.load().to(Float32)
         values.store(normed.to(out.element_type))
-        if row < x.shape[0]:
+        if exists:
             self.rows.store(values, out[row, None], lane)
 
 

@@ -43,11 +43,13 @@ class Softmax:
         thread, _, _ = cute.arch.thread_idx()
         block, _, _ = cute.arch.block_idx()
         row = block * self.tiling.rows + thread // self.tiling.row_threads
+        # the last CTA may have rows to spare, unless a CTA has but one
+        exists = const_expr(self.tiling.rows == 1) or row < x.shape[0]
         lane = self.rows.lane(thread)
         self.exchange.arrive()
 
         values = self.rows.fragment(x.element_type, -x.element_type.inf)
-        if row < x.shape[0]:
+        if exists:
             self.rows.load(x[row, None], values, lane, -x.element_type.inf)
         loaded = values.load().to(Float32)
 
@@ -70,7 +72,7 @@ class Softmax:
             scale = exponential(top - row_top)
 
         values.store((powers * (scale / total)).to(out.element_type))
-        if row < x.shape[0]:
+        if exists:
             self.rows.store(values, out[row, None], lane)
 
 
