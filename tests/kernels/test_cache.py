@@ -1,0 +1,306 @@
+"""The compile cache: built once, found by every process, never half an entry."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import pytest
+
+import membound
+from membound.runtime import cache, compiler
+
+from .cases import Call, new, recorded
+
+KERNELS = str(Path(membound.__file__).parents[1])
+
+
+def kernel_of(columns):
+    with recorded() as launches:
+        Call("softmax", new("meta")("float32", 3, columns))()
+    return launches[0].kernel
+
+
+KERNEL = kernel_of(1)
+
+#: Start of a script: ``kernel`` is the one above. Run with a folder of the suite and more.
+SCRIPT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch, membound
+with membound.runtime.record_launches() as launches:
+    membound.softmax(torch.empty(3, 1, device="meta"))
+kernel = launches[0].kernel
+"""
+
+
+def python(script, *arguments, start=SCRIPT):
+    return subprocess.Popen(
+        [sys.executable, "-c", start + script, KERNELS, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def output(process):
+    stdout, stderr = process.communicate()
+    assert process.returncode == 0, stderr
+    return stdout.split(), stderr
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A cache folder of this test's own, which does not exist yet."""
+    monkeypatch.setenv("MEMBOUND_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def filled(folder, built):
+    """The entry of KERNEL in this test's own cache."""
+    source = built[KERNEL].artifact.folder
+    shutil.copytree(source, folder / source.name)
+    return folder / source.name
+
+
+@pytest.fixture
+def compiles(monkeypatch):
+    """The kernels that are compiled from here on."""
+    names = []
+    original = compiler.compile_kernel
+
+    def counted(kernel, folder):
+        names.append(kernel.name)
+        return original(kernel, folder)
+
+    monkeypatch.setattr(compiler, "compile_kernel", counted)
+    return names
+
+
+@pytest.fixture(autouse=True)
+def no_warning():
+    """A warning that a test does not expect is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def test_the_folder_is_named_by_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("MEMBOUND_CACHE_DIR", str(tmp_path))
+    assert membound.runtime.cache_folder() == tmp_path
+    monkeypatch.delenv("MEMBOUND_CACHE_DIR")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert membound.runtime.cache_folder() == tmp_path / ".cache" / "membound"
+
+
+def test_a_kernel_is_compiled_once(folder, compiles):
+    first = membound.runtime.artifact(KERNEL)
+    assert first.folder.parent == folder
+    assert first == membound.runtime.artifact(KERNEL)
+    membound.runtime.build([KERNEL, KERNEL])
+    assert compiles == [KERNEL.name]
+    assert {path.name for path in first.folder.iterdir()} == {
+        "kernel.o",
+        "kernel.cubin",
+        "kernel.so",
+        "facts.json",
+    }
+
+
+def test_build_tells_of_each_kernel_once(filled):
+    seen = []
+    other = kernel_of(2)
+    membound.runtime.build([KERNEL, other, KERNEL], jobs=1, progress=seen.append)
+    assert seen == [KERNEL, other]
+
+
+def test_another_process_loads_it_without_the_compiler(filled):
+    script = """
+sys.modules["cutlass"] = None  # importing it fails
+import tvm_ffi
+from membound.runtime import launcher
+found = membound.runtime.artifact(kernel)
+launcher._load_runtime_library()
+function = tvm_ffi.load_module(str(found.library))["run"]
+assert isinstance(function, tvm_ffi.Function)
+print(found.digest, torch.cuda.is_initialized())
+"""
+    words, _ = output(python(script))
+    assert words == [json.loads((filled / "facts.json").read_text())["digest"], "False"]
+
+
+def test_importing_needs_neither_compiler_nor_gpu(folder):
+    script = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import membound, torch
+loaded = [name for name in ("cutlass", "tvm_ffi") if name in sys.modules]
+assert not loaded, loaded
+assert not torch.cuda.is_initialized()
+sys.modules["cutlass"] = None
+x = torch.empty(3, 1, device="meta")
+with membound.runtime.record_launches() as launches:
+    membound.softmax(x)
+try:
+    membound.runtime.artifact(launches[0].kernel)
+except membound.runtime.MissingDependency as error:
+    print(error)
+"""
+    words, _ = output(python(script, start=""))
+    assert KERNEL.name in words
+    assert "pip" in words
+    assert list(folder.glob("softmax*/")) == []
+
+
+def truncate(entry):
+    library = entry / "kernel.so"
+    library.write_bytes(library.read_bytes()[:1000])
+
+
+def flip_a_bit(entry):
+    content = bytearray((entry / "kernel.cubin").read_bytes())
+    content[len(content) // 2] ^= 1
+    (entry / "kernel.cubin").write_bytes(content)
+
+
+def no_json(entry):
+    (entry / "facts.json").write_bytes(b'{"name": "softm\xff')
+
+
+def other_json(entry):
+    (entry / "facts.json").write_text('{"sha256": {}}')
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit, no_json, other_json])
+def test_a_damaged_entry_is_built_anew(filled, compiles, damage):
+    sound = membound.runtime.artifact(KERNEL)
+    digest, library = sound.digest, sound.library.read_bytes()
+    damage(filled)
+    with pytest.warns(UserWarning, match=f"damaged kernel cache entry .*{filled.name}"):
+        again = membound.runtime.artifact(KERNEL)
+    assert compiles == [KERNEL.name]
+    assert (again.digest, again.library.read_bytes()) == (digest, library)
+    membound.runtime.artifact(KERNEL)
+    assert compiles == [KERNEL.name]
+
+
+@pytest.mark.parametrize("file", ["facts.json", "kernel.so", "kernel.o", "kernel.cubin"])
+def test_an_incomplete_entry_is_built_anew(filled, compiles, file):
+    (filled / file).unlink()
+    membound.runtime.artifact(KERNEL)
+    assert compiles == [KERNEL.name]
+    assert (filled / file).is_file()
+
+
+def test_a_folder_that_cannot_be_written_is_done_without(folder, compiles, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    monkeypatch.setattr(compiler, "compile_kernel", lambda kernel, draft: fake(draft))
+    with pytest.warns(UserWarning, match="cannot write .*cache.*Set MEMBOUND_CACHE_DIR"):
+        found = membound.runtime.artifact(KERNEL)
+    assert found.library.is_file()
+    assert folder not in found.folder.parents
+
+
+def fake(draft):
+    for name in ("kernel.o", "kernel.cubin", "kernel.so"):
+        (draft / name).write_bytes(name.encode())
+    return "d" * 64
+
+
+def test_other_source_toolchain_or_configuration_is_another_entry(monkeypatch):
+    key = cache._key(KERNEL)
+    assert cache._key(kernel_of(2)) != key
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "toolchain", lambda: {"nvidia-cutlass-dsl": "0"})
+        assert cache._key(KERNEL) != key
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "source_digest", lambda path: "0")
+        assert cache._key(KERNEL) != key
+    assert cache._key(KERNEL) == key
+
+
+def test_a_source_is_told_by_all_it_imports_and_not_by_its_package(tmp_path):
+    def digest(name, changed=None):
+        copy = tmp_path / name
+        shutil.copytree(Path(KERNELS) / "membound", copy)
+        if changed:
+            with (copy / changed).open("a") as out:
+                out.write("\n# A remark.\n")
+        return cache.source_digest(copy / "device" / "softmax.py")
+
+    same = digest("one")
+    assert digest("two") == same
+    assert digest("three", "device/rows.py") != same
+    assert digest("four", "device/softmax.py") != same
+    assert digest("five", "device/rms_norm.py") == same
+
+
+def test_processes_that_start_cold_agree(folder, tmp_path):
+    script = """
+import time
+from pathlib import Path
+Path(sys.argv[2], str(sys.argv[3])).touch()
+while not Path(sys.argv[2], "go").exists():
+    time.sleep(0.01)
+print(membound.runtime.artifact(kernel).digest)
+"""
+    processes = [python(script, tmp_path, number) for number in range(4)]
+    wait_for(lambda: all((tmp_path / str(number)).exists() for number in range(4)), processes)
+    (tmp_path / "go").touch()
+    results = [output(process) for process in processes]
+    assert len({words[0] for words, _ in results}) == 1
+    assert [stderr for _, stderr in results if "Warning" in stderr] == []
+    assert [path.name for path in folder.glob("*/")] == [cache._key(KERNEL)]
+
+
+def test_a_killed_build_leaves_no_entry_and_no_lock(folder, tmp_path, compiles):
+    script = """
+import time
+from pathlib import Path
+from membound.runtime import compiler
+def half(kernel, draft):
+    (draft / "kernel.o").write_bytes(b"half")
+    Path(sys.argv[2]).touch()
+    time.sleep(60)
+compiler.compile_kernel = half
+membound.runtime.artifact(kernel)
+"""
+    process = python(script, tmp_path / "started")
+    wait_for((tmp_path / "started").exists, [process])
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert not (folder / cache._key(KERNEL)).exists()
+
+    found = membound.runtime.artifact(KERNEL)
+    assert compiles == [KERNEL.name]
+    assert found.library.stat().st_size > 1000
+
+
+def test_a_failed_build_leaves_nothing(folder, monkeypatch):
+    def fail(kernel, draft):
+        (draft / "kernel.o").write_bytes(b"half")
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(compiler, "compile_kernel", fail)
+    with pytest.raises(RuntimeError, match="no"):
+        membound.runtime.artifact(KERNEL)
+    assert list(folder.glob("*/")) == []
+
+
+def wait_for(condition, processes):
+    end = time.monotonic() + 60
+    while not condition():
+        for process in processes:
+            assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < end
+        time.sleep(0.02)
