@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 from unittest import mock
 
-import torch
-
 import membound
-from asv_bench import workloads
+import torch
 from membound.ops import tiling
+
+from asv_bench import workloads
 
 OPS = workloads.OPS
 DTYPES = workloads.DTYPES
@@ -106,6 +106,7 @@ _VIEWS: dict[str, Callable[[New, str], torch.Tensor]] = {
     "first columns": lambda new, dtype: new(dtype, 67, 2048)[:, :1000],
     "columns from 3 on": lambda new, dtype: new(dtype, 67, 2048)[:, 3:1003],
     "columns from 4 on": lambda new, dtype: new(dtype, 67, 2048)[:, 4:1004],
+    "columns from 2 on": lambda new, dtype: new(dtype, 67, 2048)[:, 2:1002],
     "odd row stride": lambda new, dtype: new(dtype, 67, 1001)[:, :1000],
     "one element late": lambda new, dtype: shifted(dtype, 67, 1000, 1, new),
     "odd and one element late": lambda new, dtype: shifted(dtype, 67, 1001, 1, new),

@@ -3,9 +3,9 @@
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+import membound
 import pytest
 
-import membound
 from bandwatch.measure import static
 
 from .variants import VARIANTS

@@ -10,9 +10,8 @@ import time
 import warnings
 from pathlib import Path
 
-import pytest
-
 import membound
+import pytest
 from membound.runtime import cache, compiler
 
 from .cases import Call, new, recorded

@@ -8,9 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import membound
+import pytest
 
 from .variants import VARIANTS
 

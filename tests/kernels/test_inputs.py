@@ -1,9 +1,9 @@
 """Bad input is refused by name, good input becomes launches, and nothing more."""
 
+import membound
 import pytest
 import torch
 
-import membound
 from asv_bench import workloads
 
 from .cases import BF16, DTYPES, FP32, OPS, new

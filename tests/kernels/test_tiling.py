@@ -5,7 +5,6 @@ import random
 
 import pytest
 import torch
-
 from membound.ops.softmax import SoftmaxKernel
 from membound.ops.tiling import MAX_COLUMNS, row_tiling
 

@@ -1,6 +1,7 @@
 """The kernels that are compiled and looked at without a GPU."""
 
 import membound
+
 from asv_bench import workloads
 
 from .cases import BF16, FP16, FP32, Call, new, recorded, shifted
