@@ -8,7 +8,7 @@ from typing import Any
 import cutlass.cute as cute
 from cutlass import Float32, const_expr
 
-from .arguments import current_stream, matrix, vector
+from .arguments import DTYPES, current_stream, matrix, vector
 from .reduce import RowExchange, reduce_fragment
 from .rows import Rows
 
@@ -19,12 +19,15 @@ class RmsNorm:
         self.rows = Rows(kernel.tiling)
         self.exchange = RowExchange(kernel.tiling)
         self.shared_bytes = kernel.shared_bytes
+        elements = self.rows.vector * self.rows.count
         # The weight is asked for before the reduction where the registers can hold both.
-        self.early = self.rows.vector * self.rows.count <= 16
-        # 16-bit elements then leave room for all 2,048 threads that a multiprocessor can run; the
-        # compiler must be asked to use no more registers than that takes.
-        full = self.early and kernel.dtype != "float32" and kernel.tiling.rows == 1
-        self.min_ctas = 2048 // kernel.tiling.threads if full else 0
+        self.early = elements <= 16
+        # Where 16 registers do, there is room for all 2,048 threads that a multiprocessor can run,
+        # but the compiler must be asked not to take more. Checking 16 columns takes too many.
+        sizes = [DTYPES[dtype].width // 8 for dtype in kernel.dtypes]
+        unchecked = kernel.tiling.columns == elements * kernel.tiling.row_threads
+        room = self.early and elements * sum(sizes) <= 64 and (elements <= 8 or unchecked)
+        self.min_ctas = 2048 // kernel.tiling.threads if room and kernel.tiling.rows == 1 else 0
 
     @cute.jit
     def __call__(

@@ -23,6 +23,11 @@ class RmsNormKernel(Kernel):
     tiling: RowTiling
 
     @property
+    def dtypes(self) -> list[str]:
+        """Dtypes of what a thread holds."""
+        return [self.dtype] if self.weight == "none" else [self.dtype, self.weight]
+
+    @property
     def threads(self) -> int:
         return self.tiling.threads
 
