@@ -113,6 +113,26 @@ BAD = {
         ValueError,
         ["rms_norm: normalized_shape ()", "last dimensions of x", "(3, 8)"],
     ),
+    "rms_norm of no columns in several dimensions": (
+        rms_norm(make(BF16, 3, 0, 5), (0, 5)),
+        ValueError,
+        ["rms_norm: ", "0 elements", "(3, 0, 5)", "at least 1"],
+    ),
+    "rms_norm over a fraction": (
+        rms_norm(x, 8.0),
+        TypeError,
+        ["rms_norm: normalized_shape", "8.0", "int"],
+    ),
+    "rms_norm over fractions": (
+        rms_norm(x, (8.0,)),
+        TypeError,
+        ["rms_norm: normalized_shape", "(8.0,)", "int"],
+    ),
+    "softmax of too many rows": (
+        softmax(make(BF16, 1 << 31, 1)),
+        ValueError,
+        ["softmax: 2147483648 rows", "2147483647"],
+    ),
     "rms_norm of long rows": (
         rms_norm(make(BF16, 1, 512, 513), (512, 513)),
         ValueError,

@@ -30,10 +30,18 @@ def last_dim(op: str, x: torch.Tensor, dim: int) -> None:
         raise ValueError(f"{op}: dim must be the last dimension (-1 or {x.dim() - 1}), got {dim}")
 
 
-def columns(op: str, count: int, limit: int) -> None:
-    """Require rows that the op's kernels can hold."""
-    if count > limit:
-        raise ValueError(f"{op}: rows of {count} elements; the longest supported is {limit}")
+def row_shape(op: str, x: torch.Tensor, columns: int, limit: int) -> None:
+    """Require as many rows and columns as the op's kernels can count and hold."""
+    if columns == 0:
+        raise ValueError(
+            f"{op}: rows of 0 elements (x has shape {tuple(x.shape)}); need at least 1"
+        )
+    if columns > limit:
+        raise ValueError(f"{op}: rows of {columns} elements; the longest supported is {limit}")
+    if x.numel() // columns >= 1 << 31:
+        raise ValueError(
+            f"{op}: {x.numel() // columns} rows; the most supported is {(1 << 31) - 1}"
+        )
 
 
 def no_gradient(op: str, **tensors: torch.Tensor | None) -> None:

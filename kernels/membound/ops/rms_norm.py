@@ -65,7 +65,12 @@ def rms_norm(
         NotImplementedError: x or weight requires a gradient.
     """
     checks.row_input("rms_norm", "x", x)
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape
+    if not isinstance(shape, Sequence) or not all(isinstance(n, int) for n in shape):
+        raise TypeError(
+            f"rms_norm: normalized_shape must be an int or a sequence of ints, got {shape!r}"
+        )
+    shape = tuple(shape)
     if not shape or tuple(x.shape[-len(shape) :]) != shape:
         raise ValueError(
             f"rms_norm: normalized_shape {shape} must be the last dimensions of x, "
@@ -78,7 +83,7 @@ def rms_norm(
         if weight.device != x.device:
             raise ValueError(f"rms_norm: weight is on {weight.device}, x on {x.device}")
     columns = math.prod(shape)
-    checks.columns("rms_norm", columns, MAX_COLUMNS)
+    checks.row_shape("rms_norm", x, columns, MAX_COLUMNS)
     checks.no_gradient("rms_norm", x=x, weight=weight)
     if eps is None:
         eps = torch.finfo(torch.float32).eps

@@ -51,7 +51,7 @@ def softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """
     checks.row_input("softmax", "x", x)
     checks.last_dim("softmax", x, dim)
-    checks.columns("softmax", x.shape[-1], MAX_COLUMNS)
+    checks.row_shape("softmax", x, x.shape[-1], MAX_COLUMNS)
     checks.no_gradient("softmax", x=x)
     return _op(x)
 
