@@ -1,5 +1,6 @@
 """The compile cache: built once, found by every process, never half an entry."""
 
+import dataclasses
 import json
 import os
 import shutil
@@ -176,7 +177,18 @@ def other_json(entry):
     (entry / "facts.json").write_text('{"sha256": {}}')
 
 
-@pytest.mark.parametrize("damage", [truncate, flip_a_bit, no_json, other_json])
+def json_of_no_object(entry):
+    (entry / "facts.json").write_text("[]")
+
+
+def no_hashes(entry):
+    (entry / "facts.json").write_text('{"digest": "", "sha256": null}')
+
+
+DAMAGES = [truncate, flip_a_bit, no_json, other_json, json_of_no_object, no_hashes]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_entry_is_built_anew(filled, compiles, damage):
     sound = membound.runtime.artifact(KERNEL)
     digest, library = sound.digest, sound.library.read_bytes()
@@ -197,6 +209,14 @@ def test_an_incomplete_entry_is_built_anew(filled, compiles, file):
     assert (filled / file).is_file()
 
 
+def test_a_file_in_the_place_of_an_entry_gives_way(filled, compiles):
+    shutil.rmtree(filled)
+    filled.write_text("no folder")
+    assert membound.runtime.artifact(KERNEL).folder == filled
+    assert compiles == [KERNEL.name]
+    assert (filled / "kernel.so").is_file()
+
+
 def test_a_folder_that_cannot_be_written_is_done_without(folder, compiles, monkeypatch):
     def refuse(*args, **kwargs):
         raise PermissionError(13, "Permission denied", str(folder))
@@ -207,6 +227,20 @@ def test_a_folder_that_cannot_be_written_is_done_without(folder, compiles, monke
         found = membound.runtime.artifact(KERNEL)
     assert found.library.is_file()
     assert folder not in found.folder.parents
+
+    def compile_again(kernel, draft):
+        raise AssertionError("compiled twice in one process")
+
+    monkeypatch.setattr(compiler, "compile_kernel", compile_again)
+    with pytest.warns(UserWarning, match="this process only"):
+        assert membound.runtime.artifact(KERNEL) == found
+    other = dataclasses.replace(KERNEL, tiling=dataclasses.replace(KERNEL.tiling, columns=2))
+    monkeypatch.setattr(compiler, "compile_kernel", lambda kernel, draft: fake(draft))
+    built = []
+    with pytest.warns(UserWarning, match="this process only"):
+        membound.runtime.build([KERNEL, other], jobs=2, progress=built.append)
+        assert membound.runtime.artifact(other).library.is_file()
+    assert set(built) == {KERNEL, other}
 
 
 def fake(draft):
@@ -279,8 +313,10 @@ membound.runtime.artifact(kernel)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     assert not (folder / cache._key(KERNEL)).exists()
+    assert len(list(folder.glob(".draft-*"))) == 1
 
     found = membound.runtime.artifact(KERNEL)
+    assert list(folder.glob(".draft-*")) == []
     assert compiles == [KERNEL.name]
     assert found.library.stat().st_size > 1000
 

@@ -63,21 +63,12 @@ def artifact(kernel: Kernel) -> Artifact:
     Raises:
         MissingDependency: it is not in the cache and cannot be compiled here.
     """
-    folder = cache_folder() / _key(kernel)
-    found = _read(kernel, folder)
+    key = _key(kernel)
+    found = _read(kernel, cache_folder() / key)
     if found is not None:
         return found
-    with contextlib.ExitStack() as stack:
-        try:
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(_locked(folder.with_suffix(".lock")))
-        except OSError as error:
-            warnings.warn(
-                f"cannot write the kernel cache {cache_folder()} ({error}); kernels are compiled "
-                "for this process only. Set MEMBOUND_CACHE_DIR to a writable folder.",
-                stacklevel=2,
-            )
-            return _compile_into(kernel, Path(tempfile.mkdtemp(prefix="membound-")) / folder.name)
+    folder = _writable(cache_folder()) / key
+    with _locked(folder.with_suffix(".lock")):
         # another process may have built it while this one waited
         return _read(kernel, folder) or _compile_into(kernel, folder)
 
@@ -95,7 +86,8 @@ def build(
         else:
             progress(kernel)
     jobs = min(jobs or os.cpu_count() or 1, len(missing))
-    if jobs <= 1:
+    shared = not missing or _writable(cache_folder()) == cache_folder()
+    if jobs <= 1 or not shared:
         for kernel in missing:
             artifact(kernel)
             progress(kernel)
@@ -109,16 +101,36 @@ def build(
             progress(futures[future])
 
 
+def _writable(folder: Path) -> Path:
+    """``folder``, or one that lasts as long as this process where that cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError as error:
+        warnings.warn(
+            f"cannot write the kernel cache {folder} ({error}); kernels are compiled for this "
+            "process only. Set MEMBOUND_CACHE_DIR to a writable folder.",
+            stacklevel=3,
+        )
+        return Path(_process_folder().name)
+
+
+@functools.cache
+def _process_folder() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory(prefix="membound-")
+
+
 def _read(kernel: Kernel, folder: Path) -> Artifact | None:
     try:
         facts = json.loads((folder / "facts.json").read_text())
+        digest, hashes = facts["digest"], facts["sha256"]
         for name in _FILES:
-            if _sha256(folder / name) != facts["sha256"][name]:
+            if _sha256(folder / name) != hashes[name]:
                 raise ValueError(f"{name} is not what was written")
-        digest = facts["digest"]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         warnings.warn(f"damaged kernel cache entry {folder}: {error}; building anew", stacklevel=3)
         return None
     return Artifact(
@@ -132,14 +144,22 @@ def _read(kernel: Kernel, folder: Path) -> Artifact | None:
 
 
 def _compile_into(kernel: Kernel, folder: Path) -> Artifact:
-    """Build beside ``folder`` and move into place, so that no reader meets half an entry."""
-    draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder.parent))
+    """Build beside ``folder`` and move into place, so that no reader meets half an entry.
+
+    The entry's lock is held, so that a draft of it is what a killed build left.
+    """
+    for stale in folder.parent.glob(f".draft-{folder.name}-*"):
+        shutil.rmtree(stale)
+    draft = Path(tempfile.mkdtemp(prefix=f".draft-{folder.name}-", dir=folder.parent))
     try:
         digest = compiler.compile_kernel(kernel, draft)
         facts = {"name": kernel.name, "digest": digest, "toolchain": toolchain()}
         facts["sha256"] = {name: _sha256(draft / name) for name in _FILES}
         (draft / "facts.json").write_text(json.dumps(facts, indent=1))
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.is_dir():
+            shutil.rmtree(folder)
+        else:
+            folder.unlink(missing_ok=True)
         draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
