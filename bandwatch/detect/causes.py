@@ -58,9 +58,8 @@ def _toolchain(incident: Incident, series: Mapping[str, Sequence[Row]]) -> str:
 
 
 def _tools(row: Row) -> dict[str, str]:
-    versions = dict(
-        part.rsplit(" ", 1) for part in (row.get("toolchain") or "").split(", ") if part
-    )
+    parts = (part.partition(" ") for part in (row.get("toolchain") or "").split(", ") if part)
+    versions = {name: version for name, _, version in parts}
     if row.get("driver"):
         versions["driver"] = row["driver"]
     return versions

@@ -187,7 +187,7 @@ class _Points:
         values, lows, highs = values[keep], lows[keep], highs[keep]
         bounded = np.isfinite(lows) & np.isfinite(highs) & (lows > 0) & (highs >= lows)
         own = np.zeros(len(values))
-        own[bounded] = np.log(highs[bounded] / lows[bounded]) / (2 * Z95)
+        own[bounded] = (np.log(highs[bounded]) - np.log(lows[bounded])) / (2 * Z95)
         # A point without an interval counts like the typical one that has it.
         own[~bounded] = np.median(own[bounded]) if bounded.any() else 0.0
         sign = 1.0 if metric.higher_is_better else -1.0
@@ -233,10 +233,10 @@ class _Points:
         return self._verdict(series, metric, verdict, reason, a, b)
 
     def outlier(self, series: Series, metric: Metric, i: int, levels: list[_Level]) -> Change:
-        around = next(level for level in levels if level.points[0] < i < level.points[-1])
-        before = tuple(p for p in around.points if p < i)
-        base = _Level(before, around.mean, around.variance)
-        reason = "one point off between equal levels"
+        # Without the outlier a step may turn out to lie at it, so look only at what is before.
+        level = [level for level in levels if level.points[0] < i][-1]
+        base = replace(level, points=tuple(p for p in level.points if p < i))
+        reason = "one point off what is before and after it"
         return self._verdict(series, metric, "outlier", reason, base, self.level((i,)))
 
     def taken_back(self, i: int) -> bool:
@@ -251,20 +251,26 @@ def _fit(points: _Points, margin: float) -> tuple[list[_Level], list[int]]:
     outliers: list[int] = []
     while True:
         levels = _merge(points, _segment(points, alive), margin)
-        spike = next(
-            (
-                here.points[0]
-                for before, here, after in zip(levels, levels[1:], levels[2:], strict=False)
-                if len(here.points) == 1
-                and abs(before.mean - after.mean) < margin
-                and not points.taken_back(here.points[0])
-            ),
-            None,
-        )
-        if spike is None:
+        spikes = _spikes(points, levels, margin)
+        if not spikes:
             return levels, outliers
-        outliers.append(spike)
-        alive.remove(spike)
+        outliers += spikes
+        alive = [i for i in alive if i not in spikes]
+
+
+def _spikes(points: _Points, levels: list[_Level], margin: float) -> list[int]:
+    """Single points between equal levels, no two of them neighbours."""
+    spikes: list[int] = []
+    k = 1
+    while k < len(levels) - 1:
+        before, here, after = levels[k - 1 : k + 2]
+        i = here.points[0]
+        alone = len(here.points) == 1 and abs(before.mean - after.mean) < margin
+        if alone and not points.taken_back(i):
+            spikes.append(i)
+            k += 1  # what follows is a level that the spike left, not another spike
+        k += 1
+    return spikes
 
 
 def _segment(points: _Points, alive: list[int]) -> list[_Level]:

@@ -20,6 +20,7 @@ from .steps import BANDWIDTH, SECONDS, UTILISATION, Change, Metric, Series, dete
 Row = Mapping[str, Any]
 
 _MOVES = frozenset({"regression", "improvement", "recovered"})
+_EVENT = "environment event"
 
 
 def changes_and_incidents(
@@ -27,9 +28,9 @@ def changes_and_incidents(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of CHANGES and INCIDENTS; ``hashes`` are the main line's commits by position.
 
-    ``points`` are sorted by series and position. References (eager, control) raise no alarm; where
-    the control moved and none of the workload's providers did, relative to it, that is an
-    "environment event".
+    ``points`` are sorted by series and position. References (eager, control) raise no alarm. Where
+    the control moved it is an "environment event" if utilisation did not move with it, or if only
+    utilisation did and the provider's own rate stayed.
     """
     series = {
         name: list(rows) for name, rows in itertools.groupby(points, key=lambda row: row["series"])
@@ -43,18 +44,38 @@ def changes_and_incidents(
         elif provider not in REFERENCES:
             measured = any(_known(row.get("utilisation")) for row in rows)
             found += _detect(name, rows, UTILISATION if measured else SECONDS)
-    moved = [c for c in found if c.verdict in _MOVES]
+    found = [_charged_to_the_control(c, series, controls) for c in found]
+    seen = [c for c in found if c.verdict in (*_MOVES, _EVENT)]
     for change in controls:
-        place = _place(series[change.series][0])
-        if not any(place == _place(series[c.series][0]) and _overlap(change, c) for c in moved):
+        if not any(_together(change, c, series) for c in seen):
             reason = f"the control itself moved ({change.verdict}); utilisation did not"
-            found.append(replace(change, verdict="environment event", reason=reason))
+            found.append(replace(change, verdict=_EVENT, reason=reason))
     incidents = group(((series[c.series][0]["gpu"], c) for c in found), hashes)
     member_of = dict(_membership(incidents))
     changes = [
         _change_row(change, member_of.get((change.series, change.bad)), hashes) for change in found
     ]
     return changes, [_incident_row(i, series, static, hashes) for i in incidents]
+
+
+def _charged_to_the_control(
+    change: Change, series: Mapping[str, Sequence[Row]], controls: Sequence[Change]
+) -> Change:
+    """``change``, or an environment event where the control moved and the provider did not."""
+    if change.verdict not in _MOVES or change.metric != UTILISATION.name:
+        return change
+    if not any(_together(change, control, series) for control in controls):
+        return change
+    own = _detect(change.series, series[change.series], BANDWIDTH)
+    if any(c.verdict in _MOVES and _overlap(change, c) for c in own):
+        return change
+    reason = f"utilisation moved ({change.verdict}) because the control did; the provider did not"
+    return replace(change, verdict=_EVENT, reason=reason, recovered_at=None)
+
+
+def _together(a: Change, b: Change, series: Mapping[str, Sequence[Row]]) -> bool:
+    """Whether two changes are of one place and share a commit."""
+    return _place(series[a.series][0]) == _place(series[b.series][0]) and _overlap(a, b)
 
 
 def _detect(name: str, rows: Sequence[Row], metric: Metric) -> list[Change]:

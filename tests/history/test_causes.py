@@ -50,5 +50,13 @@ def test_an_improvement_is_explained_by_what_fell():
     assert cause(before, after, "improvement") == expected
 
 
+def test_a_version_of_several_words_is_named_whole():
+    change = Change("s", "utilisation", "regression", 0, 1, *[0.0] * 5, "")
+    (incident,) = group([("gpu", change)], ["a" * 40, "b" * 40])
+    versions = ("torch 2.1, local build, cuda 13.0", "torch 2.2, local build, cuda 13.0")
+    points = [POINT | {"position": p, "toolchain": v} for p, v in enumerate(versions)]
+    assert likely_cause(incident, {"s": points}, []) == "toolchain changed: torch 2.1 → 2.2"
+
+
 def test_static_facts_of_two_toolchains_are_not_compared():
     assert cause({"spills": 0}, {"spills": 9}, toolchains=("a", "b")) == ""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -86,6 +88,56 @@ def test_one_odd_point_is_an_outlier_unless_its_code_was_other_than_both_neighbo
     assert verdicts(values) == ["outlier"]
     assert verdicts(values, code=["a"] * 13) == ["outlier"]
     assert verdicts(values, code=["a"] * 6 + ["b"] + ["a"] * 6) == ["regression", "recovered"]
+
+
+def test_an_outlier_may_lie_at_a_step():
+    # Without the 0.88, the level that it seemed to leave falls apart.
+    values = [0.92, 0.93, 0.88, 0.91, 0.95, 0.91, 0.90]
+    found = detect(series(values), UTILISATION)
+    (outlier, *_) = [c for c in found if c.verdict == "outlier"]
+    assert outlier.good < outlier.bad
+
+
+def test_many_outliers_are_found_in_one_go():
+    values = noisy([0.8] * 400 + [0.76] * 400)
+    odd = list(range(10, 790, 20))
+    values[odd] *= 0.9
+    begin = time.perf_counter()
+    found = detect(series(values), UTILISATION)
+    assert time.perf_counter() - begin < 5
+    assert [c.bad for c in found if c.verdict == "outlier"] == odd
+    assert [(c.verdict, c.bad) for c in found if c.verdict != "outlier"] == [("regression", 400)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_verdicts_depend_neither_on_the_unit_nor_on_which_way_is_good(seed):
+    rng = np.random.default_rng(seed)
+    levels = np.repeat(np.exp(rng.normal(0, 0.05, 8)), rng.integers(1, 4, 8))
+    values = noisy(levels, 0.004, seed)
+    low, high = values * 0.996, values * 1.004
+    args = [True] * len(values)
+    positions = range(len(values))
+    plain = detect(Series("s", positions, values, low, high, args), UTILISATION)
+    scaled = detect(Series("s", positions, values * 1e9, low * 1e9, high * 1e9, args), UTILISATION)
+    lower = replace(UTILISATION, higher_is_better=False)
+    mirrored = detect(Series("s", positions, 1 / values, 1 / high, 1 / low, args), lower)
+    expected = [(c.verdict, c.good, c.bad, c.recovered_at) for c in plain]
+    assert [(c.verdict, c.good, c.bad, c.recovered_at) for c in scaled] == expected
+    assert [(c.verdict, c.good, c.bad, c.recovered_at) for c in mirrored] == expected
+    assert [c.effect for c in scaled] == pytest.approx([c.effect for c in plain])
+    assert [c.effect for c in mirrored] == pytest.approx([-c.effect for c in plain])
+
+
+@pytest.mark.parametrize("values", [[], [0.9], [math.nan] * 9, [0.0] * 9, [-1.0] * 9])
+def test_no_points_are_insufficient_data(values):
+    assert verdicts(values) == ["insufficient data"]
+
+
+def test_a_constant_is_no_change_and_no_or_endless_intervals_are_no_harm():
+    assert verdicts([0.8] * 9) == []
+    assert verdicts(FALL, width=0.0) == ["regression"]
+    endless = Series("s", range(12), FALL, [1e-300] * 12, [1e300] * 12, [True] * 12)
+    assert detect(endless, UTILISATION) == []
 
 
 def test_recovery_is_reported_and_marks_the_regression():
