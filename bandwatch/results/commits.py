@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+
+#: What a terminal or a browser could take for a command: C0, DEL and C1.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class HistoryError(Exception):
@@ -15,7 +20,10 @@ class HistoryError(Exception):
 
 @dataclass(frozen=True)
 class Commit:
-    """One commit of the main line; ``position`` counts first parents from the root, from 0."""
+    """One commit of the main line; ``position`` counts first parents from the root, from 0.
+
+    Control characters in ``subject`` and ``author`` are replaced by U+FFFD.
+    """
 
     hash: str
     position: int
@@ -73,12 +81,15 @@ def head(repo: Path | str) -> tuple[str, str]:
     repo = Path(repo)
     _git(repo, "rev-parse", "--git-dir")
     remote = _try(repo, "symbolic-ref", "--short", "refs/remotes/origin/HEAD")
-    names = [remote.removeprefix("origin/"), remote] if remote else []
-    names += ["main", "origin/main", "master", "origin/master", "HEAD"]
+    names = dict.fromkeys([remote.removeprefix("origin/")] if remote else [])
+    names |= dict.fromkeys(["main", "master"])
     for name in names:
-        commit = _try(repo, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}")
-        if commit:
-            return name, commit
+        # In full, because git takes a tag before a branch of the same name.
+        for ref, place in ((name, "refs/heads"), (f"origin/{name}", "refs/remotes")):
+            if commit := _commit(repo, f"{place}/{ref}"):
+                return ref, commit
+    if commit := _commit(repo, "HEAD"):
+        return "HEAD", commit
     raise HistoryError(f"{repo}: the repository has no commits yet; commit something first")
 
 
@@ -100,14 +111,26 @@ def read_history(repo: Path | str) -> History:
 
 
 def _main_line(repo: Path, commit: str) -> tuple[Commit, ...]:
-    fields = "%H%x1f%s%x1f%an%x1f%at%x1f%ct"
-    log = _git(repo, "log", "-z", "--first-parent", "--reverse", f"--format={fields}", commit)
+    # Neither a subject nor a name can hold a line feed; anything else they can.
+    fields = "%H%n%s%n%an%n%at%n%ct"
+    log = _git(
+        repo, "log", "-z", "--first-parent", "--reverse", "--no-show-signature",
+        "--encoding=UTF-8", f"--format={fields}", commit,
+    )  # fmt: skip
     commits = []
     for position, record in enumerate(log.rstrip("\0").split("\0")):
-        name, subject, author, authored, committed = record.split("\x1f")
-        times = [datetime.fromtimestamp(int(t), UTC) for t in (authored, committed)]
-        commits.append(Commit(name, position, subject, author, *times))
+        name, subject, author, *times = record.split("\n")
+        subject, author = (_CONTROL.sub("\ufffd", text) for text in (subject, author))
+        commits.append(Commit(name, position, subject, author, *map(_time, times)))
     return tuple(commits)
+
+
+def _time(seconds: str) -> datetime:
+    """The nearest time that a datetime can hold: git keeps whatever a broken clock says."""
+    try:
+        return datetime.fromtimestamp(int(seconds), UTC)
+    except (ValueError, OverflowError, OSError):
+        return datetime.max.replace(microsecond=0, tzinfo=UTC)
 
 
 def _merged(repo: Path, commit: str, main_line: tuple[Commit, ...]) -> dict[str, int]:
@@ -137,6 +160,10 @@ def _known(repo: Path, hashes: list[str]) -> set[str]:
     return {fields[0] for fields in lines if fields[1] == "commit"}
 
 
+def _commit(repo: Path, ref: str) -> str:
+    return _try(repo, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+
+
 def _try(repo: Path, *args: str) -> str:
     try:
         return _git(repo, *args).strip()
@@ -148,19 +175,18 @@ def _git(repo: Path, *args: str, stdin: str | None = None) -> str:
     try:
         done = subprocess.run(
             ["git", "-C", str(repo), *args],
-            input=stdin,
+            input=None if stdin is None else stdin.encode(),
             capture_output=True,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
+            env={**os.environ, "LC_ALL": "C"},  # its messages are read below
         )
     except FileNotFoundError:
         raise HistoryError(
             "git is not installed, so the order of commits is not known; install git"
         ) from None
     if done.returncode:
-        message = done.stderr.strip()
+        message = done.stderr.decode(errors="replace").strip()
         if "not a git repository" in message:
             message = "not a git repository; name the checkout of the suite with --repo"
         raise HistoryError(f"{repo}: {message or f'git {args[0]} failed'}")
-    return done.stdout
+    # Not text mode, which would turn a carriage return in a subject into a line feed.
+    return done.stdout.decode(errors="replace")
