@@ -12,6 +12,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,7 @@ def _lines(path: Path, text: str) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(text.splitlines(), start=1):
         try:
             yield json.loads(line, parse_constant=_no_constant)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SidecarError(
                 f"{path}:{number}: not a JSON object ({error}); the file is damaged, "
                 "delete it or measure again"
@@ -121,11 +122,26 @@ def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
 
 
+_FORMATS = jsonschema.FormatChecker(formats=())
+
+
+@_FORMATS.checks("date-time", raises=(ValueError, OverflowError))
+def _is_time(value: Any) -> bool:
+    """Whether a string is a time with its offset from UTC that a datetime can hold."""
+    if not isinstance(value, str):
+        return True  # the schema's "type" says so
+    time = datetime.fromisoformat(value)
+    time.astimezone(UTC)
+    return time.tzinfo is not None
+
+
 @functools.cache
 def _validator(kind: str) -> jsonschema.Draft202012Validator:
     text = resources.files("bandwatch").joinpath("sidecar.schema.json").read_text("utf-8")
     schema = json.loads(text)
-    return jsonschema.Draft202012Validator({**schema, "$ref": f"#/$defs/{kind}"})
+    return jsonschema.Draft202012Validator(
+        {**schema, "$ref": f"#/$defs/{kind}"}, format_checker=_FORMATS
+    )
 
 
 def _validate(line: Any, kind: str, where: str) -> None:
@@ -141,3 +157,10 @@ def _validate(line: Any, kind: str, where: str) -> None:
     if error is not None:
         field = error.json_path.removeprefix("$.")
         raise SidecarError(f"{where}: {field}: {error.message}")
+    for name, provider in line.get("providers", {}).items():
+        places = [(process, placement) for process, placement, _ in provider["samples"]]
+        if len(set(places)) < len(places):
+            raise SidecarError(
+                f"{where}: providers.{name}: two samples at one process and placement; "
+                "a sample is one placement"
+            )

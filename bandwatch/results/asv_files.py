@@ -10,12 +10,19 @@ import ast
 import itertools
 import json
 import math
+import re
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 _NOT_RESULTS = frozenset({"machine.json", "benchmarks.json"})
+
+_COMMIT = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")  # SHA-1, SHA-256
+
+#: The end of year 9999 in ms since the epoch, the last that Python's dates know.
+_LAST_TIME = 253_402_300_799_000
 
 
 class DamagedFile(ValueError):
@@ -67,7 +74,7 @@ def read(path: Path | str) -> ResultFile:
     try:
         # json accepts the NaN and Infinity tokens that asv writes.
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DamagedFile(f"not readable as JSON ({error})") from error
     if not isinstance(data, dict):
         raise DamagedFile(f"a JSON object was expected, this is a {type(data).__name__}")
@@ -77,13 +84,15 @@ def read(path: Path | str) -> ResultFile:
     commit, results = data.get("commit_hash"), data.get("results")
     if not (isinstance(commit, str) and isinstance(results, dict)):
         raise DamagedFile("no commit_hash or results in it, so it is not an asv result")
+    if not _COMMIT.fullmatch(commit):
+        raise DamagedFile(f"commit_hash is {commit!r}; a full hash in lower case was expected")
     rows: list[Row] = []
     warnings: list[str] = []
     read_rows = _rows_v1 if version == 1 else _rows_v2
     for benchmark, entry in results.items():
         try:
             rows.extend(read_rows(data, benchmark, entry))
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
             warnings.append(f"{benchmark}: left out, its row is damaged ({error})")
     return ResultFile(
         path=path,
@@ -176,7 +185,7 @@ def _rows(
             samples=tuple(map(float, sample)) if sample else None,
             repeat=int(repeat) if _is_finite(repeat) else None,
             version=None if version is None else str(version),
-            started_at=int(started_at) if _is_finite(started_at) else None,
+            started_at=_time(started_at),
         )
 
 
@@ -189,7 +198,13 @@ def _outcome(value: Any) -> str:
 
 
 def _is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether ``value`` is a number that a float can hold; JSON has integers that none can."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and abs(value) <= sys.float_info.max
+
+
+def _time(value: Any) -> int | None:
+    return int(value) if _is_finite(value) and 0 <= value <= _LAST_TIME else None
 
 
 def _plain(text: Any) -> str:

@@ -26,23 +26,38 @@ class DatasetError(Exception):
 
 @dataclass(frozen=True)
 class Generation:
-    """One complete state of the dataset. ``reused`` is true where ingest found nothing new."""
+    """One complete state of the dataset.
+
+    ``rows`` counts them by table; equal ``fingerprint`` means equal input and code. ``reused`` is
+    true where ingest found nothing new.
+    """
 
     id: str
     path: Path
     rows: Mapping[str, int]
+    fingerprint: str
     reused: bool = False
 
 
 class Dataset:
-    """One pinned generation, queried through DuckDB; it does not change while it is open."""
+    """One pinned generation, queried through DuckDB; it does not change while it is open.
+
+    Raises :class:`DatasetError` where its files are gone, damaged or of another version.
+    """
 
     def __init__(self, generation: Generation) -> None:
         self.generation = generation
         self._connection = duckdb.connect(":memory:")
-        for table in TABLES:
-            path = str(generation.path / f"{table}.parquet").replace("'", "''")
-            self._connection.execute(f"CREATE VIEW {table} AS SELECT * FROM read_parquet('{path}')")
+        try:
+            for table, schema in TABLES.items():
+                path = str(generation.path / f"{table}.parquet").replace("'", "''")
+                columns = ", ".join(f'"{name}"' for name in schema.names)
+                self._connection.execute(
+                    f"CREATE VIEW {table} AS SELECT {columns} FROM read_parquet('{path}')"
+                )
+        except duckdb.Error as error:
+            self.close()
+            raise self._unreadable(error) from error
 
     def sql(
         self, query: str, params: Sequence[Any] | Mapping[str, Any] | None = None
@@ -52,7 +67,17 @@ class Dataset:
         ``params`` fill ``?`` or ``$name`` placeholders. Safe to call from several threads.
         """
         with self._connection.cursor() as cursor:
-            return cursor.execute(query, params).df()
+            try:
+                return cursor.execute(query, params).df()
+            except (duckdb.IOException, duckdb.InvalidInputException) as error:
+                raise self._unreadable(error) from error
+
+    def _unreadable(self, error: duckdb.Error) -> DatasetError:
+        problem = str(error).splitlines()[0]
+        return DatasetError(
+            f"{self.generation.path}: removed, damaged or of another version of bandwatch "
+            f"({problem}); it is only a cache: delete it and run `bandwatch ingest`"
+        )
 
     def close(self) -> None:
         self._connection.close()
@@ -65,22 +90,29 @@ class Dataset:
 
 
 def current(dataset_dir: Path | str = DEFAULT_DIR) -> Generation | None:
-    """The generation that ``CURRENT`` names, or None where nothing was ingested yet."""
+    """The generation that ``CURRENT`` names, or None where there is none.
+
+    The dataset is a cache, so a damaged one is none: the next ingest makes another.
+    """
     root = Path(dataset_dir)
     try:
-        name = (root / "CURRENT").read_text().strip()
-        facts = json.loads((root / "generations" / name / "generation.json").read_text())
-    except FileNotFoundError:
+        name = (root / "CURRENT").read_text(encoding="utf-8").strip()
+        path = root / "generations" / name
+        facts = json.loads((path / "generation.json").read_text(encoding="utf-8"))
+        return Generation(name, path, facts["rows"], facts["fingerprint"])
+    except (FileNotFoundError, NotADirectoryError, KeyError, TypeError, ValueError):
         return None
-    return Generation(name, root / "generations" / name, facts["rows"])
 
 
 def open_dataset(dataset_dir: Path | str = DEFAULT_DIR) -> Dataset:
     """Pin the current generation for reading.
 
-    Raises :class:`DatasetError` where there is none.
+    Raises :class:`DatasetError` where there is none that can be read.
     """
-    generation = current(dataset_dir)
+    try:
+        generation = current(dataset_dir)
+    except OSError as error:
+        raise DatasetError(f"{dataset_dir}: the dataset cannot be read ({error})") from error
     if generation is None:
         raise DatasetError(f"{dataset_dir}: no dataset here; run `bandwatch ingest` first")
     return Dataset(generation)

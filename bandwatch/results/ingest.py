@@ -23,7 +23,7 @@ from rich.progress import Progress
 from .. import sidecar
 from ..detect.verdicts import changes_and_incidents
 from . import asv_files, commits, rows
-from .dataset import DEFAULT_DIR, DatasetError, Generation, current
+from .dataset import DEFAULT_DIR, Dataset, DatasetError, Generation, current
 from .schema import TABLES
 
 #: Seconds that a replaced generation stays for those who still read it.
@@ -47,18 +47,31 @@ def ingest(
     the last ingest, that generation is returned with ``reused`` set. What cannot be read is left
     out and named in the table ``warnings``.
 
-    Raises :class:`DatasetError` for folders without a single result, or where another ingest does
-    not end, and :class:`~bandwatch.results.commits.HistoryError` where git cannot tell the order.
+    Raises :class:`DatasetError` for folders without a single result, where another ingest does not
+    end, or where the dataset cannot be written, and
+    :class:`~bandwatch.results.commits.HistoryError` where git cannot tell the order.
     """
     if isinstance(results_dirs, (str, Path)):
         results_dirs = [results_dirs]
     folders = [Path(folder) for folder in results_dirs]
     root = Path(dataset_dir)
+    try:
+        return _ingest(folders, repo, root, progress)
+    except OSError as error:
+        raise DatasetError(
+            f"{root}: cannot be written, what it held before still stands ({error}); "
+            "make room or give the right to, or name another folder with --dataset"
+        ) from error
+
+
+def _ingest(
+    folders: Sequence[Path], repo: Path | str, root: Path, progress: Progress | None
+) -> Generation:
     root.mkdir(parents=True, exist_ok=True)
     with _only_one(root):
         fingerprint = _fingerprint(folders, repo)
         latest = current(root)
-        if latest and _facts(latest.path)["fingerprint"] == fingerprint:
+        if latest and latest.fingerprint == fingerprint and _is_intact(latest):
             return replace(latest, reused=True)
         paths = [path for folder in folders for path in asv_files.result_paths(folder)]
         if not paths:
@@ -72,6 +85,14 @@ def ingest(
         _publish(root, generation)
         _remove_old(root, generation)
         return generation
+
+
+def _is_intact(generation: Generation) -> bool:
+    try:
+        Dataset(generation).close()
+    except DatasetError:
+        return False
+    return True
 
 
 # Reading ------------------------------------------------------------------------------------------
@@ -218,14 +239,15 @@ def _fingerprint(folders: Sequence[Path], repo: Path | str) -> str:
     """Changes when a result file, the main branch or this code does; cheap: contents unread."""
     digest = hashlib.sha256(repr(commits.head(repo)).encode())
     package = Path(__file__).parents[1]
-    for pattern in ("*.py", "results/*.py", "detect/*.py"):
+    for pattern in ("*.py", "*.json", "results/*.py", "detect/*.py", "measure/workload.py"):
         for source in sorted(package.glob(pattern)):
             digest.update(source.read_bytes())
     for folder in folders:
         inputs = (p for p in folder.resolve().glob("*/*") if p.suffix in (".json", ".jsonl"))
         for path in sorted(inputs):
-            facts = path.stat()
-            digest.update(f"{path}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
+            with contextlib.suppress(FileNotFoundError):  # a broken link, or removed just now
+                facts = path.stat()
+                digest.update(f"{path}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
     return digest.hexdigest()
 
 
@@ -236,14 +258,18 @@ def _write(root: Path, tables: Mapping[str, Rows], fingerprint: str) -> Generati
     partial = root / "generations" / f".{name}"
     partial.mkdir(parents=True)
     counts = {}
-    for table, schema in TABLES.items():
-        content = pa.Table.from_pylist(_without_nan(tables[table], schema), schema=schema)
-        pq.write_table(content, partial / f"{table}.parquet", compression="zstd")
-        counts[table] = content.num_rows
-    facts = {"fingerprint": fingerprint, "rows": counts}
-    (partial / "generation.json").write_text(json.dumps(facts))
-    partial.rename(path)
-    return Generation(name, path, counts)
+    try:
+        for table, schema in TABLES.items():
+            content = pa.Table.from_pylist(_without_nan(tables[table], schema), schema=schema)
+            pq.write_table(content, partial / f"{table}.parquet", compression="zstd")
+            counts[table] = content.num_rows
+        facts = {"fingerprint": fingerprint, "rows": counts}
+        (partial / "generation.json").write_text(json.dumps(facts))
+        partial.rename(path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return Generation(name, path, counts, fingerprint)
 
 
 def _without_nan(content: Rows, schema: pa.Schema) -> Rows:
@@ -275,8 +301,5 @@ def _remove_old(root: Path, generation: Generation) -> None:
 
 
 def _others(root: Path, generation: Generation) -> list[Path]:
-    return [p for p in (root / "generations").iterdir() if p.name != generation.id]
-
-
-def _facts(path: Path) -> dict[str, Any]:
-    return json.loads((path / "generation.json").read_text())
+    folders = (p for p in (root / "generations").iterdir() if p.is_dir())
+    return [p for p in folders if p.name != generation.id]

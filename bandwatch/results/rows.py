@@ -38,6 +38,9 @@ _STATIC_UNITS = {
     "idle_warp_share": "share",
 }
 
+#: Seconds a row can last; what lies outside is damage, and would overflow ratios.
+_LEAST_SECONDS, _MOST_SECONDS = 1e-12, 1e6
+
 #: 99 % to 95 % half-width of a normal interval.
 _99_TO_95 = 1.959964 / 2.575829
 
@@ -57,10 +60,12 @@ class Measured:
 def measured(sidecars: Iterable[Sidecar]) -> dict[str, Measured]:
     """Workloads by key. A later session replaces what it measured again, as asv's rows do."""
     found: dict[str, Measured] = {}
-    for sidecar in sorted(sidecars, key=lambda s: s.session["started_at"]):
+    for sidecar in sorted(sidecars, key=lambda s: _utc(s.session["started_at"])):
         rounds: dict[str, list[Mapping[str, Any]]] = {}
         for line in sidecar.workloads:
-            rounds.setdefault(line["key"], []).append(line)
+            lines = rounds.setdefault(line["key"], [])
+            if line not in lines:  # a copied line is not a second round
+                lines.append(line)
         for key, lines in rounds.items():
             found[key] = Measured(sidecar.session, lines[-1], _joined(lines))
     return found
@@ -119,7 +124,7 @@ def _timed_workload(row: Row) -> Workload | None:
 
 
 def _workload(class_name: str, dtype: str, shape: str) -> Workload | None:
-    if dtype not in DTYPE_BYTES or not re.fullmatch(r"\d+(x\d+)*", shape):
+    if dtype not in DTYPE_BYTES or not re.fullmatch(r"\d{1,18}(x\d{1,18})*", shape):
         return None
     op = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", class_name).lower()
     return Workload(op, dtype, tuple(int(n) for n in shape.split("x")))
@@ -148,7 +153,7 @@ def _identity(
 def _from_sidecar(common: Mapping[str, Any], found: Measured, provider: str) -> dict[str, Any]:
     facts, line, environment = found.providers[provider], found.line, found.session["environment"]
     gpu = environment["gpu"]
-    moved = line["bytes_read"] + line["bytes_written"]
+    moved = int(line["bytes_read"]) + int(line["bytes_written"])  # JSON lets 4e9 be an integer
     seconds = estimate.seconds(facts["samples"])
     rate = moved / seconds.value if seconds.n else math.nan
     telemetry = line["telemetry"]
@@ -177,7 +182,7 @@ def _from_sidecar(common: Mapping[str, Any], found: Measured, provider: str) -> 
         "driver": environment.get("driver"),
         "kernels": json.dumps(line["kernels"], sort_keys=True),
         "session": line["session"],
-        "started_at": _utc(datetime.fromisoformat(line["started_at"])),
+        "started_at": _utc(line["started_at"]),
     }
 
 
@@ -209,7 +214,7 @@ def _from_asv(
         "seconds_high": high,
         "samples": row.repeat or 0,
         "verdict": "valid" if own else "failed",
-        "reason": "" if own else f"asv: {row.outcome}",
+        "reason": "" if own else f"asv: {_no_time(row)}",
         "toolchain": _versions(file.requirements, TOOLCHAIN),
         "driver": file.facts.get("driver"),
         "started_at": None
@@ -227,11 +232,16 @@ def _from_asv(
 
 def _asv_logs(row: Row) -> tuple[float, float] | None:
     """Logarithm of the row's value and the 95 % half-width of it, NaN where asv has none."""
-    if row.value is None or row.value <= 0:
+    if row.value is None or not _LEAST_SECONDS <= row.value <= _MOST_SECONDS:
         return None
-    if row.ci_99 is None or row.ci_99[0] <= 0:
+    low, high = row.ci_99 or (math.nan, math.nan)
+    if not _LEAST_SECONDS <= low <= row.value <= high <= _MOST_SECONDS:
         return math.log(row.value), math.nan
-    return math.log(row.value), _99_TO_95 * math.log(row.ci_99[1] / row.ci_99[0]) / 2
+    return math.log(row.value), _99_TO_95 * math.log(high / low) / 2
+
+
+def _no_time(row: Row) -> str:
+    return row.outcome if row.value is None else f"{row.value:g} s is no time of a kernel"
 
 
 def _bounds(log: float, half: float) -> tuple[float, float, float]:
@@ -269,5 +279,5 @@ def _versions(versions: Mapping[str, Any], names: Iterable[str]) -> str:
     return ", ".join(f"{name} {versions[name]}" for name in names if versions.get(name))
 
 
-def _utc(time: datetime) -> datetime:
-    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+def _utc(text: str) -> datetime:
+    return datetime.fromisoformat(text).astimezone(UTC)

@@ -128,10 +128,9 @@ def write_sidecar(
     ]  # fmt: skip
     for dtype in DTYPES:
         for shape in SHAPES:
-            for _ in range(rounds):
-                lines.append(
-                    _workload(session, dtype, shape, utilisation, verdicts or {}, kernel, slow)
-                )
+            for again in range(rounds):
+                line = _workload(session, dtype, shape, utilisation, verdicts or {}, kernel, slow)
+                lines.append(line | {"started_at": f"2026-12-01T00:00:{1 + again:02}+00:00"})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 

@@ -57,6 +57,18 @@ def test_statistics_and_infinite_intervals(tmp_path):
     assert (first.version, first.started_at) == ("1", 5)
 
 
+def test_numbers_that_no_float_or_date_can_hold_cost_only_themselves(tmp_path):
+    huge = 10**400
+    first, second = rows(tmp_path, [[huge, 2.0], [["1", "2"]], "1", huge])
+    assert (first.outcome, first.value) == ("not a number", None)
+    assert (second.outcome, second.value, second.started_at) == ("ok", 2.0, None)
+    assert [row.started_at for row in rows(tmp_path, [[1.0], [], "1", 1e15])] == [None]
+    samples = [[1.0], [], "1", 0, 0, None, None, None, [[huge]]]
+    file = asv_files.read(write(tmp_path, {"a": samples, "b": [[1.0], []]}))
+    assert [row.benchmark for row in file.rows] == ["b"]
+    assert "a: left out" in file.warnings[0]
+
+
 def test_a_damaged_row_is_named_and_the_others_are_read(tmp_path):
     path = write(tmp_path, {"bad": [[1, 2, 3], [["1", "2"]]], "worse": 7, "good": [[1]]})
     file = asv_files.read(path)
@@ -89,6 +101,9 @@ def test_version_1(tmp_path):
         ("{}", "version None"),
         ('{"version": 3}', "version 3"),
         ('{"version": 2, "results": {}}', "no commit_hash"),
+        ('{"version": 2, "results": {}, "commit_hash": ""}', "a full hash"),
+        ('{"version": 2, "results": {}, "commit_hash": "HEAD"}', "a full hash"),
+        ("[" * 100_000, "not readable as JSON"),
     ],
 )
 def test_what_is_no_result_is_refused_with_a_reason(tmp_path, text, reason):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import shutil
 import time
 
+import pyarrow.parquet as pq
 import pytest
 
 from bandwatch import history as questions
@@ -121,6 +124,31 @@ def test_a_move_of_control_and_kernel_together_is_an_environment_event_and_no_in
     assert set(changes["provider"]) == {"control"}
 
 
+@pytest.mark.parametrize("factor", [0.9, 1.1])
+def test_a_move_of_the_control_alone_is_an_environment_event_and_no_incident(repository, factor):
+    for i in range(10):
+        new = factor if i >= 5 else 1.0
+        # A session slower by `new` with utilisation higher by as much: the kernel's time stands.
+        repository.measure(repository.commit(f"Commit {i}"), 0.8 * new, slow=new)
+    with opened(repository) as dataset:
+        changes = questions.changes(dataset)
+        assert questions.incidents(dataset).empty
+    assert set(changes["verdict"]) == {"environment event"}
+    assert set(changes["provider"]) == {"membound"}
+    assert "because the control did" in changes["reason"][0]
+
+
+def test_a_move_of_the_kernel_beside_one_of_the_control_is_still_a_regression(repository):
+    for i in range(10):
+        new = i >= 5
+        repository.measure(
+            repository.commit(f"Commit {i}"), 0.8 if new else 0.9, slow=1 + 0.1 * new
+        )
+    with opened(repository) as dataset:
+        (incident,) = questions.incidents(dataset).itertuples()
+    assert (incident.verdict, incident.workloads) == ("regression", 4)
+
+
 def test_invalid_points_are_kept_with_their_reason_and_never_compared(repository):
     for i in range(10):
         bad = i >= 6
@@ -164,6 +192,40 @@ def test_rounds_of_a_session_are_taken_together_and_a_later_session_replaces(rep
     with opened(repository) as dataset:
         assert set(dataset.sql("SELECT samples FROM points")["samples"]) == {8}
         assert warnings(dataset) == ""
+
+
+def test_a_copied_line_is_not_a_second_round(repository):
+    path = repository.measure(repository.commit("One"), 0.9).with_suffix(".session.jsonl")
+    head, first, *rest = path.read_text().splitlines()
+    path.write_text("\n".join([head, first, first, *rest]) + "\n")
+    with opened(repository) as dataset:
+        assert set(dataset.sql("SELECT samples FROM points")["samples"]) == {4}
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        {0: 1e-320},  # asv's value
+        {0: -1.0},
+        {5: 1e-5, 6: -1.0},  # its interval
+        {5: 1e-300, 6: 1e300},
+        {5: 2.0, 6: 1.0},
+    ],
+)
+def test_damaged_statistics_of_asv_harm_neither_the_row_nor_the_others(repository, cells):
+    row = timed_row(0.9)
+    for column, value in cells.items():
+        row[column][0] = value
+    repository.result(repository.commit("One"), {"bench_softmax.Softmax.track_time": row})
+    with opened(repository) as dataset:
+        points = dataset.sql("SELECT * FROM points ORDER BY shape, dtype, provider = 'membound'")
+    damaged = points[(points["shape"] == "4096x4096") & (points["dtype"] == "bfloat16")].iloc[-1]
+    assert len(points) == 12
+    if 0 in cells:
+        assert (damaged["verdict"], damaged["reason"][-22:]) == ("failed", "is no time of a kernel")
+    else:
+        assert damaged["verdict"] == "valid" and math.isnan(damaged["utilisation_low"])
+    assert (points["verdict"] == "failed").sum() == (0 in cells)
 
 
 def test_without_a_sidecar_asvs_own_statistics_are_used(history):
@@ -291,6 +353,105 @@ def test_an_ingest_that_dies_leaves_the_last_generation_current(history, monkeyp
             ingest(repository.results, repository.path, target)
     assert datasets.current(target).id == first.id
     assert ingest(repository.results, repository.path, target).id != first.id
+
+
+def damage_nothing(root, generation):
+    (root / "generations" / ".DS_Store").write_text("not ours")
+
+
+def damage_current(root, generation):
+    (root / "CURRENT").write_bytes(b"\xff\0")
+
+
+def name_another(root, generation):
+    (root / "CURRENT").write_text("20200101T000000-000000")
+
+
+def damage_facts(root, generation):
+    (generation.path / "generation.json").write_text("{")
+
+
+def empty_facts(root, generation):
+    (generation.path / "generation.json").write_text("[]")
+
+
+def remove_table(root, generation):
+    (generation.path / "points.parquet").unlink()
+
+
+def truncate_table(root, generation):
+    path = generation.path / "incidents.parquet"
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def age_table(root, generation):
+    path = generation.path / "changes.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["reason"]), path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        damage_nothing, damage_current, name_another, damage_facts, empty_facts,
+        remove_table, truncate_table, age_table,
+    ],
+)  # fmt: skip
+def test_a_damaged_dataset_is_said_and_the_next_ingest_makes_another(history, damage):
+    repository, _ = history
+    target = repository.path / "dataset"
+    first = ingest(repository.results, repository.path, target)
+    damage(target, first)
+    if damage is not damage_nothing:
+        with pytest.raises(DatasetError, match="run `bandwatch ingest`"):
+            open_dataset(target)
+    again = ingest(repository.results, repository.path, target)
+    assert again.reused == (damage is damage_nothing)
+    with open_dataset(target) as dataset:
+        assert questions.today(dataset).state == "1 open regression"
+
+
+def test_a_dataset_removed_while_it_is_read_is_said(history):
+    repository, _ = history
+    with opened(repository) as dataset:
+        shutil.rmtree(repository.path / ".bandwatch")
+        with pytest.raises(DatasetError, match="removed, damaged"):
+            questions.today(dataset)
+
+
+def test_a_full_disk_leaves_the_last_generation_and_no_litter(history, monkeypatch):
+    repository, _ = history
+    target = repository.path / "dataset"
+    first = ingest(repository.results, repository.path, target)
+    repository.measure(repository.commit("One more"), 0.8)
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ingesting.pq, "write_table", full)
+        with pytest.raises(DatasetError, match="cannot be written.*No space left"):
+            ingest(repository.results, repository.path, target)
+    assert datasets.current(target).id == first.id
+    assert [p.name for p in (target / "generations").iterdir()] == [first.id]
+
+
+def test_a_dataset_that_cannot_be_made_is_said(history):
+    repository, _ = history
+    (repository.path / "file").write_text("")
+    for target in ("file", "file/below"):
+        with pytest.raises(DatasetError, match="cannot be written"):
+            ingest(repository.results, repository.path, repository.path / target)
+    with pytest.raises(DatasetError, match="no dataset here"):
+        open_dataset(repository.path / "file")
+
+
+def test_a_broken_link_among_the_results_is_a_warning(history):
+    repository, _ = history
+    (repository.results / "gpu" / "12345678-env.json").symlink_to("nowhere")
+    (repository.results / "gpu" / "12345678-env.session.jsonl").symlink_to("nowhere")
+    with opened(repository) as dataset:
+        assert "not readable as JSON" in warnings(dataset)
+        assert questions.today(dataset).state == "1 open regression"
 
 
 def test_unchanged_input_is_not_ingested_again(history):

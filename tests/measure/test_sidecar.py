@@ -131,6 +131,16 @@ HEAD = json.dumps({"schema": 1, "kind": "session", **SESSION})
         (HEAD + "\n" + line().replace("0.7", "NaN"), r":2: not a JSON object \(NaN"),
         (HEAD + "\n" + line(session="x"), r":2: of session 'x'"),
         (HEAD.replace('"commit": "01', '"commit": "Z1'), r":1: commit: 'Z1"),
+        ("[" * 100_000, r":1: not a JSON object"),
+        (HEAD.replace("12-01T", "99-99T"), r":1: started_at: .* is not a 'date-time'"),
+        (HEAD + "\n" + line(started_at="2026-12-01T04:00:01"), r":2: started_at"),
+        (HEAD + "\n" + line(started_at="0001-01-01T00:00:00+23:00"), r":2: started_at"),
+        (HEAD + "\n" + line(started_at="2026-12-01T04:00:01 or so"), r":2: started_at"),
+        (HEAD + "\n" + line(bytes_read=10**30), r":2: bytes_read"),
+        (HEAD + "\n" + line().replace("0.000131", "1e999"), r":2: .*greater than"),
+        (HEAD + "\n" + line().replace("0.000131", "1e-320"), r":2: .*less than the minimum"),
+        (HEAD + "\n" + line().replace("[1900,", f"[{10**400},"), r":2: telemetry"),
+        (HEAD + "\n" + line().replace("[0, 1, ", "[0, 0, "), r":2: .*membound: two samples at"),
     ],
 )
 def test_damage_is_named_with_file_and_line(tmp_path, text, message):
