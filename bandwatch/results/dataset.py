@@ -28,14 +28,14 @@ class DatasetError(Exception):
 class Generation:
     """One complete state of the dataset.
 
-    ``rows`` counts them by table; equal ``fingerprint`` means equal input and code. ``reused`` is
-    true where ingest found nothing new.
+    ``rows`` counts them by table; equal ``fingerprint`` means equal input and code (None: unknown).
+    ``reused`` is true where ingest found nothing new.
     """
 
     id: str
     path: Path
     rows: Mapping[str, int]
-    fingerprint: str
+    fingerprint: str | None
     reused: bool = False
 
 
@@ -99,7 +99,7 @@ def current(dataset_dir: Path | str = DEFAULT_DIR) -> Generation | None:
         name = (root / "CURRENT").read_text(encoding="utf-8").strip()
         path = root / "generations" / name
         facts = json.loads((path / "generation.json").read_text(encoding="utf-8"))
-        return Generation(name, path, facts["rows"], facts["fingerprint"])
+        return Generation(name, path, facts["rows"], facts.get("fingerprint"))
     except (FileNotFoundError, NotADirectoryError, KeyError, TypeError, ValueError):
         return None
 
