@@ -286,6 +286,9 @@ class Session:
             return
         for candidate in timed:
             sample = seconds[candidate.name]
+            if not _is_time(sample):
+                self._fail([candidate], _NoTime(sample), result)
+                continue
             candidate.result.samples.append([self.process, placement, sample])
             candidate.result.launches_per_replay = graphs[candidate.name].launches
 
@@ -307,6 +310,8 @@ class Session:
         rounds = max(1, math.ceil(TRIAL_SECONDS / fastest))
         for config, run in candidate.variants().items():
             graph = self._device.capture(run, sets, rounds)
+            # Sets are shared: poison in an input would fail the other providers too.
+            _require_own_memory(graph.outputs, sets)
             # What the capture missed (a launch on another stream, say) leaves the poison.
             for output in graph.outputs:
                 correctness.poison(output)
@@ -314,6 +319,8 @@ class Session:
             self._device.synchronize()
             candidate.result.error = candidate.check(sets, graph)
             seconds = statistics.median(self._device.time([graph] * TRIALS)[1:]) / rounds
+            if not _is_time(seconds):
+                raise _NoTime(seconds)
             if seconds < best:
                 best, candidate.run, candidate.result.config = seconds, run, config
         candidate.rounds = max(1, math.ceil(REPLAY_SECONDS / best))
@@ -358,6 +365,21 @@ class Session:
             provider.reason = f"{provider.reason} kernel digests: {_first_line(error)}".strip()
 
 
+class _NoTime(RuntimeError):
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the device timed a launch at {seconds:g} s")
+
+
+def _is_time(seconds: float) -> bool:
+    return math.isfinite(seconds) and seconds > 0
+
+
+def _require_own_memory(outputs: Sequence[Any], sets: Sequence[Tensors]) -> None:
+    taken = {tensor.untyped_storage().data_ptr() for inputs in sets for tensor in inputs.values()}
+    if any(output.untyped_storage().data_ptr() in taken for output in outputs):
+        raise correctness.WrongResult("the result lies in the memory of an input")
+
+
 def set_count(traffic_bytes: int, l2_bytes: int) -> int:
     """Sets of inputs and outputs to rotate: L2_ROTATION L2 sizes in all, 2 to MAX_SETS."""
     return min(MAX_SETS, max(2, math.ceil(L2_ROTATION * l2_bytes / max(1, traffic_bytes))))
@@ -380,6 +402,6 @@ def _now() -> str:
 def _first_line(error: Exception) -> str:
     text = str(error).strip()
     line = text.splitlines()[0] if text else ""
-    if isinstance(error, (correctness.WrongResult, NotImplementedError)) and line:
+    if isinstance(error, (correctness.WrongResult, NotImplementedError, _NoTime)) and line:
         return line
     return f"{type(error).__name__}: {line}".rstrip(": ")

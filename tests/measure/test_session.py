@@ -178,6 +178,26 @@ def test_a_provider_that_writes_nothing_when_replayed_is_caught_by_the_poison():
     assert "not written" in result.providers["membound"].reason
 
 
+def test_a_result_in_an_inputs_memory_fails_alone():
+    session, _ = make()
+    result = session.measure(softmax_op(membound=lambda inputs: inputs["x"], eager=eager), WORKLOAD)
+    assert result.providers["membound"].verdict == "failed"
+    assert result.providers["membound"].reason == "the result lies in the memory of an input"
+    assert result.providers["eager"].verdict == "valid"
+
+
+@pytest.mark.parametrize("seconds", [0.0, float("nan")])
+def test_a_time_that_is_none_fails_its_provider_alone(seconds):
+    session, device = make()
+    speed = device.speed
+    device.speed = lambda run: seconds if run is right else speed(run)
+    result = session.measure(softmax_op(), WORKLOAD)
+    membound = result.providers["membound"]
+    assert (membound.verdict, membound.samples) == ("failed", [])
+    assert membound.reason == f"the device timed a launch at {seconds:g} s"
+    assert result.providers["eager"].verdict == "valid"
+
+
 def test_exceptions_become_verdicts_and_do_not_stop_the_others():
     def missing(inputs):
         raise NotImplementedError("N above 16384 needs a cluster\nand more")
