@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -43,7 +44,10 @@ examples:
   bandwatch status --json             the same for scripts
 """
 
-console = Console(highlight=False)
+#: Columns where nobody looks at a terminal: a pipe must not lose the ends of the rows.
+_PIPE_WIDTH = 240
+
+console = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
 errors = Console(stderr=True, highlight=False)
 
 
@@ -51,13 +55,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is 0 also where regressions are open, 1 on errors."""
     args = _parser().parse_args(argv)
     try:
-        return args.run(args)
+        code = args.run(args)
+        sys.stdout.flush()
+        return code
     except (DatasetError, HistoryError, history.NotFound) as error:
         _say(f"[red]error:[/] {escape(str(error.args[0]))}")
         return 1
     except KeyboardInterrupt:
         _say("stopped")
         return 130
+    except BrokenPipeError:
+        # The reader (head, say) has enough; nor must the interpreter flush into the pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:

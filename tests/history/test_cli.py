@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from bandwatch import cli
+
+#: What a command in a process of its own needs to find this checkout's code.
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
 
 
 def run(capsys, *args: str) -> tuple[int, str, str]:
@@ -118,3 +125,28 @@ def test_many_warnings_are_counted_and_not_all_printed(checkout, capsys):
     assert err.count("warning:") == 10 and "and 5 more" in err
     _, out, _ = run(capsys, "ingest", "--json")
     assert len(json.loads(out)["warnings"]) == 15
+
+
+@pytest.mark.parametrize("options", [["--json"], []])
+def test_a_reader_that_has_enough_ends_the_command_quietly(checkout, options):
+    repository, _ = checkout
+    command = [sys.executable, "-m", "bandwatch.cli"]
+    subprocess.run([*command, "ingest"], cwd=repository.path, check=True, env=ENVIRONMENT)
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [*command, "changes", *options],
+        cwd=repository.path, env=ENVIRONMENT, stdout=write, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_pipe_gets_whole_rows(checkout):
+    repository, commits = checkout
+    command = [sys.executable, "-m", "bandwatch.cli"]
+    subprocess.run([*command, "ingest"], cwd=repository.path, check=True, env=ENVIRONMENT)
+    out = subprocess.check_output(
+        [*command, "changes"], cwd=repository.path, env=ENVIRONMENT, text=True
+    )
+    assert out.count(commits[6][:10]) == 4
