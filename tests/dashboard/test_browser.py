@@ -43,6 +43,34 @@ def test_an_open_regression_is_one_click_from_today(dataset):
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+def test_back_finds_the_page_as_it_was_in_one_step(dataset):
+    with serve(dataset) as address, chromium() as page:
+        page.goto(f"{address}/regressions?status=All")
+        page.get_by_text("Details").last.click()
+        page.get_by_text("Affected workloads").wait_for()
+        page.go_back()
+        page.get_by_text("4 incidents of 4").wait_for()
+        assert page.url.endswith("/regressions?status=All")
+        page.get_by_role("link", name="History").click()
+        page.get_by_text("Time", exact=True).click()
+        page.wait_for_url("**/history?metric=Time")
+        page.get_by_role("link", name="Today").click()
+        page.get_by_text("main has 1 open regression").wait_for()
+        page.go_back()
+        page.wait_for_url("**/history?metric=Time")
+
+
+def test_the_dashboard_asks_nothing_of_other_hosts(dataset):
+    with serve(dataset) as address, chromium() as page:
+        asked = []
+        page.on("request", lambda request: asked.append(request.url))
+        page.goto(address)
+        page.get_by_text("main has 1 open regression").wait_for()
+        page.wait_for_load_state("networkidle")
+        assert asked
+        assert not [url for url in asked if not url.startswith((address, "data:", "blob:"))]
+
+
 def test_hostile_names_are_shown_as_they_are(hostile):
     with serve(hostile) as address, chromium() as page:
         alerts = []
