@@ -79,6 +79,7 @@ def history(
     dates: bool = False,
     from_zero: bool = False,
     dark: bool = False,
+    narrow: bool = False,
 ) -> go.Figure:
     """Lines over the commits of the main branch, one subplot per panel.
 
@@ -88,7 +89,7 @@ def history(
     joined by a solid line, gaps (unmeasured or invalid commits) by a faint dotted one; invalid
     points are hollow and belong to no line; changes are marked on their series.
     """
-    columns = {1: 1, 2: 2, 4: 2}.get(len(panels), 3)
+    columns = 1 if narrow else {1: 1, 2: 2, 4: 2}.get(len(panels), 3)
     rows = math.ceil(len(panels) / columns)
     figure = make_subplots(
         rows=rows,
@@ -111,7 +112,7 @@ def history(
             named.add(line)
         for trace in _change_traces(inside, changes, metric, dates, dark):
             figure.add_trace(trace, **where)
-    _commit_axis(figure, lines, commits, ticks=14 // columns, dates=dates)
+    _commit_axis(figure, lines, commits, ticks=4 if narrow else 14 // columns, dates=dates)
     figure.update_xaxes(showticklabels=True)
     figure.update_yaxes(
         rangemode="tozero" if from_zero else "normal",
@@ -121,7 +122,7 @@ def history(
     figure.update_annotations(font_size=12)  # the subplots' titles
     figure.update_layout(
         template=theme.template(dark),
-        height=440 if columns == 1 else 70 + 235 * rows,
+        height=440 if len(panels) == 1 else 70 + 235 * rows,
         margin_t=30 if len(panels) == 1 else 56,
         legend_itemsizing="constant",
     )
@@ -410,7 +411,7 @@ def _commit_axis(
         tickmode="array",
         tickvals=list(labelled["position"]),
         ticktext=[format.short(commit) for commit in labelled["commit"]],
-        tickangle=0,
+        autotickangles=[0, 90],  # upright where the page is narrow
     )
 
 

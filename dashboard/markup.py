@@ -15,6 +15,11 @@ def is_dark() -> bool:
     return st.context.theme.type == "dark"
 
 
+def is_narrow() -> bool:
+    """Whether the reader holds a phone, as far as the browser says so."""
+    return "Mobi" in (st.context.headers.get("User-Agent") or "")
+
+
 def badge(verdict: str) -> str:
     """A verdict as a coloured word with its sign."""
     color = theme.verdict_color(verdict, is_dark())
@@ -62,5 +67,10 @@ def strong(text: str) -> str:
 
 def plot(figure: go.Figure, key: str, alt: str, *, bar: bool = True) -> None:
     """A figure in our template, as wide as its place; ``bar`` keeps Plotly's tool bar."""
-    config = {"displaylogo": False, "displayModeBar": "hover" if bar else False}
+    config = {
+        "displaylogo": False,
+        # on a phone it would always be there, over the legend
+        "displayModeBar": "hover" if bar and not is_narrow() else False,
+        "modeBarButtonsToRemove": ["zoomIn2d", "zoomOut2d", "autoScale2d"],  # drag and double click
+    }
     st.plotly_chart(figure, theme=None, config=config, key=key, alt=alt)

@@ -79,7 +79,10 @@ def _draw_static(dataset: Dataset, choices: dict[str, list[str]], over: str, sca
     colors = theme.line_colors(facts["toolchain"], markup.is_dark())
     none = data.ask(history.changes, dataset).iloc[:0]
     _draw(dataset, lines, none, format.metric(name), colors, choices["shapes"], over, scale)
-    st.caption("Lower is better. Compiled for sm_90a; these facts need no GPU and have no noise.")
+    st.caption(
+        "Compiled for sm_90a; these facts need no GPU and have no noise. Spills, stack bytes and "
+        "narrow accesses cost time; of the others a change is a hint, in either direction."
+    )
 
 
 def _workload_filters(choices: dict[str, list[str]]) -> tuple[dict[str, str | None], st.container]:
@@ -119,5 +122,6 @@ def _draw(
         dates=over == "dates",
         from_zero=scale == "zero",
         dark=markup.is_dark(),
+        narrow=markup.is_narrow(),
     )
     markup.plot(figure, key="history", alt=f"{metric.axis} over the commits of main")

@@ -35,7 +35,15 @@ def page(dataset: Dataset) -> None:
     kept = kept.sort_values("bad_position", ascending=False, kind="stable")
     st.caption(f"{format.plural(len(kept), 'incident')} of {len(every):,}, newest first")
     if kept.empty:
-        st.success("Nothing here.", icon=":material/check_circle:")
+        if every.empty:
+            st.success("No incident yet.", icon=":material/check_circle:")
+        elif status == _ANY:
+            st.info("No incident matches the filters.", icon=":material/filter_alt_off:")
+        else:
+            st.success(
+                f"No {status} incident here. Status All shows the others.",
+                icon=":material/check_circle:",
+            )
     for row in kept.head(_SHOWN).to_dict("records"):
         incidents.show_row(row, commits)
     if len(kept) > _SHOWN:

@@ -51,6 +51,13 @@ def test_every_trace_is_svg(opened):
     assert len({t.xaxis for t in figure.data}) == len(SHAPES)
 
 
+def test_on_a_phone_the_shapes_stand_below_each_other(opened):
+    wide, narrow = draw(opened, shape=None), draw(opened, shape=None, narrow=True)
+    assert wide.layout.xaxis.domain[1] < 0.5
+    assert {axis.domain for axis in narrow.select_xaxes()} == {(0, 1)}
+    assert narrow.layout.height > wide.layout.height
+
+
 def test_one_legend_entry_a_provider(opened):
     shown = [t.name for t in draw(opened, shape=None).data if t.showlegend]
     assert sorted(shown) == sorted(PROVIDERS)

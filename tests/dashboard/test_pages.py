@@ -152,6 +152,16 @@ def test_regressions_are_listed_newest_first_and_filtered(open_page, dataset):
     assert "1 incident of 4" in app.caption[0].value
 
 
+def test_where_nothing_is_open_the_page_says_how_to_see_the_rest(open_page, tmp_path):
+    synthetic = Synthetic()
+    synthetic.incidents = [row for row in synthetic.incidents if row["status"] != "open"]
+    app = open_page(synthetic.write(tmp_path), "regressions", status="Open")
+    assert app.success[0].value == "No open incident here. Status All shows the others."
+    app = open_page(tmp_path, "regressions", status="All")
+    assert not app.success
+    assert app.caption[0].value.startswith("2 incidents of 2")
+
+
 def test_an_incident_shows_effect_cause_commits_and_how_to_reproduce(open_page, dataset):
     app = open_page(dataset, "incident", id="i-4")
     workloads, static, commits = (table.value for table in app.dataframe)
