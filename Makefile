@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 RANGE ?= HEAD^!
+MACHINE ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: watch bench test lint clean
@@ -11,10 +12,11 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 watch: $(VENV)/run.stamp
 	@$(BIN)/bandwatch watch $(if $(ONCE),--once)
 
-## Measure the commits of RANGE into results/, to be committed there.
+## Measure the commits of RANGE into results/MACHINE (the host's name), to be committed there.
+bench: MACHINE_OPTION := $(if $(MACHINE),--machine "$(MACHINE)")
 bench: $(VENV)/run.stamp
-	$(BIN)/asv machine --yes
-	$(BIN)/asv run "$(RANGE)"
+	$(BIN)/asv machine --yes $(MACHINE_OPTION)
+	$(BIN)/asv run $(MACHINE_OPTION) "$(RANGE)"
 
 test: lint
 	$(BIN)/python -m pytest
