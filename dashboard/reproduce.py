@@ -10,12 +10,14 @@ from collections.abc import Sequence
 def command(good: str, bad: str, benchmarks: Sequence[str]) -> str:
     """One shell command: asv measures both commits, then compares them.
 
-    ``benchmarks`` are asv's names; with none, everything is measured. Every word is quoted.
+    ``benchmarks`` are asv's names; with none, everything is measured. Every word is quoted but the
+    name of the machine, without which asv compares nothing where results of several are recorded.
     """
     bench = [f"--bench={'|'.join(f'^{re.escape(name)}' for name in benchmarks)}"] * bool(benchmarks)
     steps = (
-        ["asv", "run", *bench, f"{good}^!"],
-        ["asv", "run", *bench, f"{bad}^!"],
-        ["asv", "compare", good, bad],
+        "asv machine --yes",
+        shlex.join(["asv", "run", *bench, f"{good}^!"]),
+        shlex.join(["asv", "run", *bench, f"{bad}^!"]),
+        f'asv compare --machine "$(uname -n)" {shlex.join([good, bad])}',
     )
-    return " && \\\n".join(shlex.join(step) for step in steps)
+    return " && \\\n".join(steps)

@@ -48,7 +48,7 @@ def page(dataset: Dataset) -> None:
     st.caption(f"After the last good commit {good}; the change is in one of these.")
     st.dataframe(_commit_table(found.commits), hide_index=True)
     st.markdown("##### Measure it again")
-    st.caption("On a machine with this GPU, in a checkout of the suite:")
+    st.caption("On a machine with this GPU, in a checkout of the suite, with asv on the path:")
     names = data.benchmarks(dataset, tuple(found.workloads["series"]))
     good, bad = found.facts["good_commit"], found.facts["bad_commit"]
     st.code(reproduce.command(good, bad, names), language="bash", wrap_lines=True)

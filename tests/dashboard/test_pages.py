@@ -172,7 +172,7 @@ def test_an_incident_shows_effect_cause_commits_and_how_to_reproduce(open_page, 
     assert list(commits["Subject"]) == ["Synthetic step 17"]
     command = app.code[0].value
     assert f"asv run '--bench=^bench_rms_norm\\.Rms_Norm\\.track_time' '{commit(16)}^!'" in command
-    assert f"asv compare {commit(16)} {commit(17)}" in command
+    assert f'asv compare --machine "$(uname -n)" {commit(16)} {commit(17)}' in command
 
 
 def test_an_unknown_incident_says_so(open_page, dataset):
