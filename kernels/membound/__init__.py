@@ -5,6 +5,12 @@ Importing needs neither a GPU nor the compiler; a call says what is missing.
 
 from . import runtime
 from .ops.rms_norm import rms_norm
-from .ops.softmax import softmax
+from .ops.softmax import log_softmax, logsumexp, softmax
 
-__all__ = ["rms_norm", "runtime", "softmax"]
+__all__ = [
+    "log_softmax",
+    "logsumexp",
+    "rms_norm",
+    "runtime",
+    "softmax",
+]

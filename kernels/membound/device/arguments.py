@@ -12,6 +12,7 @@ DTYPES = {
     "bfloat16": cutlass.BFloat16,
     "float16": cutlass.Float16,
     "float32": cutlass.Float32,
+    "bool": cutlass.Uint8,
 }
 
 
@@ -34,6 +35,28 @@ def vector(dtype: str, tiling: Any) -> cute.Tensor:
     vector = 1 if tiling.shifted else tiling.vector
     alignment = min(16, vector * element.width // 8)
     return make_fake_tensor(element, (tiling.columns,), (1,), assumed_align=alignment)
+
+
+def scalars(dtype: str, rows: Any) -> cute.Tensor:
+    """One value a row, one behind the other."""
+    element = DTYPES[dtype]
+    return make_fake_tensor(element, (rows,), (1,), assumed_align=element.width // 8)
+
+
+def broadcast(dtype: str, tiling: Any, vector: int) -> cute.Tensor:
+    """A (a, b, c, columns) tensor with a row for each of a * b * c, many of them the same.
+
+    Its strides are any, 0 among them; ``vector`` elements can be accessed at a time.
+    """
+    element = DTYPES[dtype]
+    sizes = [cute.sym_int() for _ in range(3)]
+    strides = [cute.sym_int64(divisibility=vector) for _ in sizes]
+    return make_fake_tensor(
+        element,
+        (*sizes, tiling.columns),
+        (*strides, 1),
+        assumed_align=min(16, vector * element.width // 8),
+    )
 
 
 def current_stream() -> Any:

@@ -20,7 +20,7 @@ def reduce_fragment(values: cute.Tensor, combine: Callable) -> Float32:
 
 
 class RowExchange:
-    """Hands the values of a row's warps to all threads of the row, once a kernel.
+    """Hands the values of a row's warps to all threads of the row.
 
     A row within a warp exchanges nothing. The warps of a CTA meet in shared memory; those of a
     cluster write into the shared memory of each of its CTAs.
@@ -39,11 +39,12 @@ class RowExchange:
             cute.arch.cluster_arrive_relaxed()
 
     @cute.jit
-    def share(self, values: tuple, fills: tuple) -> list:
+    def share(self, values: tuple, fills: tuple, again: bool = False) -> list:
         """A register tensor per value with the row's values of it, spread over a warp's lanes.
 
         ``values`` are Float32, the same in all lanes of a warp; ``fills`` the neutral elements
-        for lanes that are left over.
+        for lanes that are left over. Each call of a kernel has shared memory of its own, and all
+        but the first are ``again``.
         """
         allocator = cutlass.memory.SmemAllocator()
         buffers = [allocator.allocate_tensor(Float32, cute.make_layout(self.layout)) for _ in fills]
@@ -56,7 +57,8 @@ class RowExchange:
             cute.arch.barrier()
         else:
             slot += cute.arch.block_idx_in_cluster() * self.warps
-            cute.arch.cluster_wait()
+            if const_expr(not again):
+                cute.arch.cluster_wait()
             if lane < self.cluster:
                 for buffer, value in zip(buffers, values, strict=True):
                     own = buffer.iterator + buffer.layout((row, slot))

@@ -1,8 +1,10 @@
 """A thread's part of a row: vectors loaded from and stored to global memory.
 
-A row is cut into vectors of ``vector`` elements. Each CTA of a cluster takes as many in a stretch,
-and hands them round-robin to its threads. A fragment is a register tensor (vector, count): its
-element (v, i) belongs to column ``(lane + i * threads) * vector + v - phase``.
+A row is cut into vectors of ``vector`` elements, and these into equal chunks, which are held one
+after another. Of a chunk, each CTA of a cluster takes as many vectors in a stretch, and hands them
+round-robin to its threads. A fragment is a register tensor (vector, count): its element (v, i)
+belongs to column ``(lane + i * threads) * vector + v - phase``, where :meth:`Rows.lane` tells the
+thread's first vector of the chunk.
 
 The phase is 0 where rows start on vector boundaries. Where they do not (an odd number of
 columns), it is the number of elements between the last boundary and the row's start, so that all
@@ -27,14 +29,15 @@ class Rows:
         self.vector = tiling.vector
         self.threads = tiling.row_threads
         self.cluster = tiling.cluster
+        self.chunks = tiling.chunks
         self.shifted = tiling.shifted
         longest = tiling.columns + (tiling.vector - 1 if tiling.shifted else 0)
-        self.count = -(-longest // (self.threads * self.vector * self.cluster))
+        self.count = -(-longest // (self.threads * self.vector * self.cluster * self.chunks))
 
     @cute.jit
-    def lane(self, thread: Int32) -> Int32:
-        """The index of a thread's first vector in its row."""
-        lane = thread % self.threads
+    def lane(self, thread: Int32, chunk: int = 0) -> Int32:
+        """The index of a thread's first vector of a chunk in its row."""
+        lane = thread % self.threads + chunk * (self.cluster * self.threads * self.count)
         if const_expr(self.cluster > 1):
             lane += cute.arch.block_idx_in_cluster() * (self.threads * self.count)
         return lane
@@ -82,7 +85,10 @@ class Rows:
 
     @cute.jit
     def load_shared(self, shared: cute.Tensor, row: cute.Tensor, lane: Int32) -> cute.Tensor:
-        """A fragment of what belongs to a thread's part of ``row`` in ``shared`` (columns,)."""
+        """A fragment of what belongs to a thread's part of ``row`` in ``shared`` (columns,).
+
+        ``shared`` may be of another dtype, and start on other boundaries, which its pointer tells.
+        """
         fragment = self.fragment(shared.element_type, 0)
         if const_expr(not self.shifted):
             self.load(shared, fragment, lane, 0)
@@ -95,12 +101,35 @@ class Rows:
                         fragment[v, i] = shared[column]
         return fragment
 
+    @cute.jit
+    def hide_rest(self, fragment: cute.Tensor, row: cute.Tensor, lane: Int32, fill: Any) -> None:
+        """Put ``fill`` where a fragment of ``row`` (columns,) has no column."""
+        _, phase = self._vectors(row)
+        for i in cutlass.range_constexpr(self.count):
+            if const_expr(not self._all_full(i)):
+                for v in cutlass.range_constexpr(self.vector):
+                    column = (lane + i * self.threads) * self.vector + v - phase
+                    if column < 0 or column >= self.columns:
+                        fragment[v, i] = fragment.element_type(fill)
+
+    @cute.jit
+    def hide_from(
+        self, fragment: cute.Tensor, row: cute.Tensor, lane: Int32, end: Int32, fill: Any
+    ) -> None:
+        """Put ``fill`` at the columns from ``end`` on in a fragment of ``row`` (columns,)."""
+        _, phase = self._vectors(row)
+        for i in cutlass.range_constexpr(self.count):
+            for v in cutlass.range_constexpr(self.vector):
+                if (lane + i * self.threads) * self.vector + v - phase >= end:
+                    fragment[v, i] = fragment.element_type(fill)
+
     def _all_full(self, i: int) -> bool:
         """Whether the i-th vector of every thread lies within the row, known when compiling."""
         if self.shifted:
             return False
-        if self.cluster > 1:
-            return self.columns == self.cluster * self.count * self.threads * self.vector
+        if self.cluster * self.chunks > 1:
+            whole = self.cluster * self.chunks * self.count * self.threads * self.vector
+            return self.columns == whole
         return (i + 1) * self.threads * self.vector <= self.columns
 
     @cute.jit
@@ -123,5 +152,7 @@ class Rows:
         pointer = cute.make_ptr(
             element, start, cute.AddressSpace.gmem, assumed_align=self.vector * size
         )
-        layout = cute.make_layout(self.cluster * self.count * self.threads * self.vector)
+        layout = cute.make_layout(
+            self.chunks * self.cluster * self.count * self.threads * self.vector
+        )
         return cute.make_tensor(pointer, layout), Int32((address - start) // size)

@@ -20,6 +20,11 @@ def row_input(op: str, name: str, x: torch.Tensor) -> None:
         raise ValueError(f"{op}: {name} must have at least one dimension, got a scalar")
     if x.shape[-1] == 0:
         raise ValueError(f"{op}: {name} has 0 columns (shape {tuple(x.shape)}); need at least 1")
+    on_device(op, name, x)
+
+
+def on_device(op: str, name: str, x: torch.Tensor) -> None:
+    """Require a tensor on a GPU, or on the meta device while launches are recorded."""
     if not (x.is_cuda or (x.is_meta and recording())):
         raise ValueError(f"{op}: {name} must be on a CUDA device, got {x.device}")
 
@@ -44,19 +49,15 @@ def row_shape(op: str, x: torch.Tensor, columns: int, limit: int) -> None:
         )
 
 
-def no_gradient(op: str, **tensors: torch.Tensor | None) -> None:
-    """Refuse tensors that would need a backward, which this suite does not have yet."""
-    if torch.is_grad_enabled():
-        for name, tensor in tensors.items():
-            if tensor is not None and tensor.requires_grad:
-                raise NotImplementedError(
-                    f"{op}: {name} requires a gradient, and {op} has no backward; "
-                    f"call it under torch.no_grad() or pass {name}.detach()"
-                )
+def needs_grad(*tensors: torch.Tensor | None) -> bool:
+    """Whether autograd must learn of an op on ``tensors``."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def as_rows(x: torch.Tensor, columns: int) -> torch.Tensor:
     """View ``x`` as (M, columns) with contiguous rows; copies only what cannot be viewed so."""
+    if x.dim() == 2 and x.shape[1] == columns and x.stride(1) == 1:
+        return x
     rows = x.reshape(-1, columns)
     if columns == 1:  # any stride is right for one column, but the kernels ask for 1
         return rows.as_strided(rows.shape, (rows.stride(0), 1))

@@ -9,9 +9,10 @@ from typing import ClassVar
 
 import torch
 
-from ..runtime import Kernel, launch
+from ..runtime import Kernel, empty, launch
 from . import checks
-from .registration import NAMESPACE, library
+from .layouts import fresh, layout
+from .registration import define
 from .tiling import MAX_COLUMNS, RowTiling, row_tiling
 
 
@@ -84,7 +85,8 @@ def rms_norm(
             raise ValueError(f"rms_norm: weight is on {weight.device}, x on {x.device}")
     columns = math.prod(shape)
     checks.row_shape("rms_norm", x, columns, MAX_COLUMNS)
-    checks.no_gradient("rms_norm", x=x, weight=weight)
+    if checks.needs_grad(x, weight):
+        raise NotImplementedError("rms_norm: no gradient yet; call it under torch.no_grad()")
     if eps is None:
         eps = torch.finfo(torch.float32).eps
     return _op(x, columns, weight, eps)
@@ -94,20 +96,28 @@ def _rms_norm(
     x: torch.Tensor, columns: int, weight: torch.Tensor | None, eps: float
 ) -> torch.Tensor:
     rows = checks.as_rows(x, columns)
-    out = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    out = empty(rows.shape, x.dtype, x.device)
     if weight is not None:
         weight = checks.as_rows(weight, columns)[0]
     if rows.numel():
         kernel = RmsNormKernel(
             dtype=checks.dtype_name(x),
             weight="none" if weight is None else checks.dtype_name(weight),
-            tiling=row_tiling(columns, rows, out, shared=weight),
+            tiling=row_tiling(
+                columns,
+                layout(rows),
+                fresh(columns, x.dtype),
+                shared=None if weight is None else layout(weight),
+            ),
         )
         launch(kernel, rows, weight, out, eps)
     return out.view(x.shape)
 
 
-library.define("rms_norm(Tensor x, SymInt columns, Tensor? weight, float eps) -> Tensor")
-library.impl("rms_norm", _rms_norm, "CUDA")
-library.impl("rms_norm", _rms_norm, "Meta")
-_op = getattr(torch.ops, NAMESPACE).rms_norm.default
+def _like(x: torch.Tensor, *_: object) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+_op = define(
+    "rms_norm(Tensor x, SymInt columns, Tensor? weight, float eps) -> Tensor", _rms_norm, _like
+)

@@ -3,6 +3,7 @@
 from .cache import Artifact, artifact, build, cache_folder
 from .kernel import Kernel
 from .launcher import Launch, launch, record_launches, recording
+from .resources import empty, multiprocessors
 from .toolchain import ARCHITECTURE, MissingDependency, toolchain
 
 __all__ = [
@@ -14,7 +15,9 @@ __all__ = [
     "artifact",
     "build",
     "cache_folder",
+    "empty",
     "launch",
+    "multiprocessors",
     "record_launches",
     "recording",
     "toolchain",

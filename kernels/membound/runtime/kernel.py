@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 _PACKAGE = __package__.rpartition(".")[0]
 
@@ -20,6 +21,12 @@ class Kernel:
     """
 
     module: ClassVar[str]
+    #: The launch function once it is loaded; set on the instance, by the launcher only.
+    function: ClassVar[Callable[..., None] | None] = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # a loaded function stays in its process
+        return type(self), tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
     @property
     def name(self) -> str:
@@ -45,6 +52,16 @@ class Kernel:
     def cluster(self) -> int:
         """CTAs per cluster."""
         return 1
+
+    @property
+    def full_width(self) -> bool:
+        """Whether the vectors of all matrices are moved by 128 bits, and nothing narrower."""
+        return True
+
+    @property
+    def scalar_accesses(self) -> int:
+        """Global accesses in the code to single values a row, such as a row's sum."""
+        return 0
 
     @classmethod
     def source(cls) -> Path:

@@ -59,12 +59,7 @@ def launch(kernel: Kernel, *arguments: Any) -> None:
     if launches is not None:
         launches.append(Launch(kernel, tuple(_describe(a) for a in arguments)))
         return
-    if arguments[0].is_meta:
-        return
-    function = _loaded.get(kernel)
-    if function is None:
-        function = _load(kernel, arguments[0].device)
-    function(*arguments)
+    (kernel.function or _load(kernel, arguments[0].device))(*arguments)
 
 
 def _describe(argument: Any) -> Any:
@@ -74,6 +69,13 @@ def _describe(argument: Any) -> Any:
 
 
 def _load(kernel: Kernel, device: torch.device) -> Callable[..., None]:
+    if kernel not in _loaded:
+        _loaded[kernel] = _open(kernel, device)
+    object.__setattr__(kernel, "function", _loaded[kernel])
+    return _loaded[kernel]
+
+
+def _open(kernel: Kernel, device: torch.device) -> Callable[..., None]:
     capability = torch.cuda.get_device_capability(device)
     if capability != (9, 0):
         raise NotImplementedError(
@@ -87,9 +89,7 @@ def _load(kernel: Kernel, device: torch.device) -> Callable[..., None]:
             f"loading {kernel.name} needs apache-tvm-ffi: pip install 'bandwatch[kernels]'"
         ) from error
     _load_runtime_library()
-    function = tvm_ffi.load_module(str(artifact(kernel).library))[ENTRY]
-    _loaded[kernel] = function
-    return function
+    return tvm_ffi.load_module(str(artifact(kernel).library))[ENTRY]
 
 
 @functools.cache
