@@ -11,9 +11,7 @@ from typing import Any
 
 import torch
 
-from ..runtime import recording
-
-NAMESPACE = __package__.rpartition(".")[0].replace(".", "_")
+from ..runtime import NAMESPACE, recording
 
 _library = torch.library.Library(NAMESPACE, "DEF")
 

@@ -1,8 +1,9 @@
 """From a kernel's name to a launch: compile, cache, load, record."""
 
 from .cache import Artifact, artifact, build, cache_folder
-from .kernel import Kernel
+from .kernel import NAMESPACE, Kernel
 from .launcher import Launch, launch, record_launches, recording
+from .plan import Plan, record_plan
 from .resources import empty, multiprocessors
 from .toolchain import ARCHITECTURE, MissingDependency, toolchain
 
@@ -12,6 +13,8 @@ __all__ = [
     "Kernel",
     "Launch",
     "MissingDependency",
+    "NAMESPACE",
+    "Plan",
     "artifact",
     "build",
     "cache_folder",
@@ -19,6 +22,7 @@ __all__ = [
     "launch",
     "multiprocessors",
     "record_launches",
+    "record_plan",
     "recording",
     "toolchain",
 ]

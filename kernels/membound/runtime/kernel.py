@@ -11,6 +11,9 @@ from typing import Any, ClassVar
 
 _PACKAGE = __package__.rpartition(".")[0]
 
+#: Of the ops in torch.ops. From this package's name, so that two checkouts load side by side.
+NAMESPACE = _PACKAGE.replace(".", "_")
+
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:

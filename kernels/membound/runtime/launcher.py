@@ -19,8 +19,19 @@ from .toolchain import ARCHITECTURE, MissingDependency, dsl_library_folder
 
 
 @dataclasses.dataclass(frozen=True)
+class Operand:
+    """A recorded tensor. It holds the memory but not the tensor: autograd counts references."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int  # into the memory, in elements
+    memory: torch.UntypedStorage = dataclasses.field(compare=False, repr=False)
+
+
+@dataclasses.dataclass(frozen=True)
 class Launch:
-    """One recorded launch: the kernel, and each argument as (dtype, shape, strides) or scalar."""
+    """One recorded launch: the kernel, and each argument as an :class:`Operand` or scalar."""
 
     kernel: Kernel
     arguments: tuple[Any, ...]
@@ -57,15 +68,22 @@ def launch(kernel: Kernel, *arguments: Any) -> None:
     """
     launches = _recording.get()
     if launches is not None:
-        launches.append(Launch(kernel, tuple(_describe(a) for a in arguments)))
+        launches.append(Launch(kernel, tuple(describe(a) for a in arguments)))
         return
     (kernel.function or _load(kernel, arguments[0].device))(*arguments)
 
 
-def _describe(argument: Any) -> Any:
-    if isinstance(argument, torch.Tensor):
-        return str(argument.dtype), tuple(argument.shape), argument.stride()
-    return argument
+def describe(argument: Any) -> Any:
+    """``argument``, or the :class:`Operand` for a tensor."""
+    if not isinstance(argument, torch.Tensor):
+        return argument
+    return Operand(
+        dtype=str(argument.dtype).removeprefix("torch."),
+        shape=tuple(argument.shape),
+        strides=argument.stride(),
+        offset=argument.storage_offset(),
+        memory=argument.untyped_storage(),
+    )
 
 
 def _load(kernel: Kernel, device: torch.device) -> Callable[..., None]:
