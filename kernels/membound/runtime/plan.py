@@ -68,13 +68,13 @@ class Plan:
         def plain(value: Any) -> Any:
             if isinstance(value, Operand):
                 memory = memories.setdefault(value.memory._cdata, len(memories))
-                return [value.dtype, value.shape, value.strides, value.offset, memory]
-            return (
-                value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
-            )
+                layout = [list(value.shape), list(value.strides), value.offset]
+                return [value.dtype, *layout, memory]
+            json_has_it = value is None or isinstance(value, (bool, int, float, str))
+            return value if json_has_it else str(value)
 
         return [
-            [kernels[step.kernel], tree_map(plain, step.arguments)]
+            [kernels[step.kernel], tree_map(plain, list(step.arguments))]
             if isinstance(step, Launch)
             else [step.operator, tree_map(plain, step.arguments), tree_map(plain, step.result)]
             for step in self.steps
@@ -99,9 +99,12 @@ class _Calls(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == NAMESPACE:
-            with self:  # to see inside our own operators, which are no calls of torch's
+        with self:  # what our own operators and torch's composite ones consist of is seen instead
+            if func.namespace == NAMESPACE:
                 return func._op_dk(torch._C.DispatchKey.Meta, *args, **kwargs)
+            result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         arguments = tree_map(describe, [*args, kwargs])
         result = func(*args, **kwargs)
         if not func.is_view:
