@@ -57,6 +57,8 @@ class LogsumexpBackward(RowKernel):
             scores = self.scores.load(x, mask, row, exists, lane, scale, queries)
             values.store((exponential(scores - lse) * factor).to(out.element_type))
             if exists:
+                # rows of which nothing is shown have the sum 0, and their gradient is 0
+                self.scores.hide(values, mask, x, row, lane, queries, 0)
                 self.rows.store(values, out[row, None], lane)
 
 

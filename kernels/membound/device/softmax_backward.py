@@ -70,8 +70,8 @@ class SoftmaxBackward(RowKernel):
                 result = grads - exponential(results) * total
             values.store((result * scale).to(out.element_type))
             if exists:
-                if const_expr(self.form == "log_softmax"):
-                    self.scores.hide(values, mask, y, row, lane, queries, 0)
+                # rows of which nothing is shown are NaN, and their gradient is 0
+                self.scores.hide(values, mask, y, row, lane, queries, 0)
                 self.rows.store(values, out[row, None], lane)
 
     @cute.jit

@@ -273,15 +273,15 @@ def _run_backward(
     columns = y.shape[-1]
     if y.numel():
         grads, rows = checks.as_rows(grad, columns), checks.as_rows(y, columns)
-        # softmax is 0 where a mask hides, and so is its gradient
-        hides = form == "log_softmax" and mask is not None and mask.dtype == torch.bool
+        # an added mask hides nothing from the gradient that the result does not tell
+        hides = mask is not None and mask.dtype == torch.bool
         shown = mask_rows(form, mask, y) if hides else None
         kernel = _kernel(
             SoftmaxBackwardKernel,
             form,
             shown,
             False,
-            queries > 0 and form == "log_softmax",
+            queries > 0,
             2,
             layout(rows),
             layout(grads),
