@@ -1,6 +1,7 @@
 """The compile cache: built once, found by every process, never half an entry."""
 
-import dataclasses
+import ast
+import inspect
 import json
 import os
 import shutil
@@ -10,19 +11,20 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import membound
 import pytest
+import torch
+from membound.ops.tiling import RowTiling
 from membound.runtime import cache, compiler
-
-from .cases import Call, new, recorded
 
 KERNELS = str(Path(membound.__file__).parents[1])
 
 
 def kernel_of(columns):
-    with recorded() as launches:
-        Call("softmax", new("meta")("float32", 3, columns))()
+    with membound.runtime.record_launches() as launches:
+        membound.softmax(torch.empty(3, columns, device="meta"))
     return launches[0].kernel
 
 
@@ -61,12 +63,18 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
+@pytest.fixture(scope="module")
+def entry(tmp_path_factory):
+    """The entry of KERNEL, to be copied."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMBOUND_CACHE_DIR", str(tmp_path_factory.mktemp("sound")))
+        return membound.runtime.artifact(KERNEL).folder
+
+
 @pytest.fixture
-def filled(folder, built):
+def filled(folder, entry):
     """The entry of KERNEL in this test's own cache."""
-    source = built[KERNEL].artifact.folder
-    shutil.copytree(source, folder / source.name)
-    return folder / source.name
+    return shutil.copytree(entry, folder / entry.name)
 
 
 @pytest.fixture
@@ -217,30 +225,66 @@ def test_a_file_in_the_place_of_an_entry_gives_way(filled, compiles):
     assert (filled / "kernel.so").is_file()
 
 
-def test_a_folder_that_cannot_be_written_is_done_without(folder, compiles, monkeypatch):
-    def refuse(*args, **kwargs):
-        raise PermissionError(13, "Permission denied", str(folder))
+def below_a_file(tmp_path):
+    (tmp_path / "file").touch()
+    return tmp_path / "file" / "cache"
 
-    monkeypatch.setattr(Path, "mkdir", refuse)
-    monkeypatch.setattr(compiler, "compile_kernel", lambda kernel, draft: fake(draft))
-    with pytest.warns(UserWarning, match="cannot write .*cache.*Set MEMBOUND_CACHE_DIR"):
+
+# where nobody may write, not even root
+@pytest.mark.parametrize("place", [below_a_file, lambda _: Path("/proc/self")])
+def test_a_folder_that_cannot_be_written_is_done_without(tmp_path, monkeypatch, place):
+    folder = place(tmp_path)
+    monkeypatch.setenv("MEMBOUND_CACHE_DIR", str(folder))
+    monkeypatch.setattr(cache, "_process_folder", lambda: SimpleNamespace(name=str(tmp_path / "t")))
+    (tmp_path / "t").mkdir()
+    compiled = []
+
+    def compile_kernel(kernel, draft):
+        compiled.append(kernel)
+        return fake(draft)
+
+    monkeypatch.setattr(compiler, "compile_kernel", compile_kernel)
+    with pytest.warns(UserWarning, match="cannot write .*Set MEMBOUND_CACHE_DIR"):
         found = membound.runtime.artifact(KERNEL)
     assert found.library.is_file()
     assert folder not in found.folder.parents
-
-    def compile_again(kernel, draft):
-        raise AssertionError("compiled twice in one process")
-
-    monkeypatch.setattr(compiler, "compile_kernel", compile_again)
     with pytest.warns(UserWarning, match="this process only"):
         assert membound.runtime.artifact(KERNEL) == found
-    other = dataclasses.replace(KERNEL, tiling=dataclasses.replace(KERNEL.tiling, columns=2))
-    monkeypatch.setattr(compiler, "compile_kernel", lambda kernel, draft: fake(draft))
+    other = kernel_of(2)
     built = []
     with pytest.warns(UserWarning, match="this process only"):
         membound.runtime.build([KERNEL, other], jobs=2, progress=built.append)
         assert membound.runtime.artifact(other).library.is_file()
     assert set(built) == {KERNEL, other}
+    assert compiled == [KERNEL, other]
+
+
+def test_a_sound_entry_is_read_without_writing(filled, compiles, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(cache, "_writable", refuse)
+    monkeypatch.setattr(cache, "_locked", refuse)
+    filled.chmod(0o555)
+    filled.parent.chmod(0o555)
+    try:
+        assert membound.runtime.artifact(KERNEL).folder == filled
+        membound.runtime.build([KERNEL])
+    finally:
+        filled.parent.chmod(0o755)
+        filled.chmod(0o755)
+    assert compiles == []
+
+
+def test_other_users_can_read_what_one_has_built(folder):
+    before = os.umask(0o022)
+    try:
+        found = membound.runtime.artifact(KERNEL)
+    finally:
+        os.umask(before)
+    assert found.folder.stat().st_mode & 0o777 == 0o755
+    for file in found.folder.iterdir():
+        assert file.stat().st_mode & 0o444 == 0o444, file.name
 
 
 def fake(draft):
@@ -252,13 +296,46 @@ def fake(draft):
 def test_other_source_toolchain_or_configuration_is_another_entry(monkeypatch):
     key = cache._key(KERNEL)
     assert cache._key(kernel_of(2)) != key
-    with monkeypatch.context() as patch:
-        patch.setattr(cache, "toolchain", lambda: {"nvidia-cutlass-dsl": "0"})
-        assert cache._key(KERNEL) != key
-    with monkeypatch.context() as patch:
-        patch.setattr(cache, "source_digest", lambda path: "0")
-        assert cache._key(KERNEL) != key
+    for name, value in {
+        "toolchain": lambda: {"nvidia-cutlass-dsl": "0"},
+        "source_digest": lambda path: "0",
+        "_source": lambda path: cache._Source("0", ()),
+    }.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(cache, name, value)
+            assert cache._key(KERNEL) != key
     assert cache._key(KERNEL) == key
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [(type(KERNEL), "shared_bytes"), (RowTiling, "warp_slots")]
+)
+def test_what_host_code_computes_for_the_device_is_part_of_the_key(monkeypatch, owner, name):
+    key = cache._key(KERNEL)
+    monkeypatch.setattr(owner, name, property(lambda self: 4096))
+    assert cache._key(KERNEL) != key
+
+
+def test_device_code_calls_no_method_of_a_configuration():
+    """What such a call returns would be missing in the key."""
+    kinds = [RowTiling, *subclasses(membound.runtime.Kernel)]
+    methods = {
+        name
+        for kind in kinds
+        for name, member in inspect.getmembers_static(kind)
+        if inspect.isfunction(member) and not name.startswith("__")
+    }
+    assert "full_width" in methods
+    for path in (Path(KERNELS) / "membound" / "device").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                of = ast.unparse(node.func.value).rpartition(".")[2]
+                if of in ("kernel", "tiling"):
+                    assert node.func.attr not in methods, f"{path.name}:{node.lineno}"
+
+
+def subclasses(kind):
+    return [each for direct in kind.__subclasses__() for each in (direct, *subclasses(direct))]
 
 
 def test_a_source_is_told_by_all_it_imports_and_not_by_its_package(tmp_path):
@@ -277,37 +354,57 @@ def test_a_source_is_told_by_all_it_imports_and_not_by_its_package(tmp_path):
     assert digest("five", "device/rms_norm.py") == same
 
 
-def test_processes_that_start_cold_agree(folder, tmp_path):
+def test_processes_that_start_cold_compile_once(folder, tmp_path):
     script = """
 import time
 from pathlib import Path
-Path(sys.argv[2], str(sys.argv[3])).touch()
+from membound.runtime import compiler
+compile_kernel = compiler.compile_kernel
+def counted(kernel, draft):
+    Path(sys.argv[2], f"compiled{sys.argv[3]}").touch()
+    return compile_kernel(kernel, draft)
+compiler.compile_kernel = counted
+Path(sys.argv[2], sys.argv[3]).touch()
 while not Path(sys.argv[2], "go").exists():
     time.sleep(0.01)
 print(membound.runtime.artifact(kernel).digest)
 """
-    processes = [python(script, tmp_path, number) for number in range(4)]
-    wait_for(lambda: all((tmp_path / str(number)).exists() for number in range(4)), processes)
+    numbers = range(8)
+    processes = [python(script, tmp_path, number) for number in numbers]
+    wait_for(lambda: all((tmp_path / str(number)).exists() for number in numbers), processes)
     (tmp_path / "go").touch()
     results = [output(process) for process in processes]
     assert len({words[0] for words, _ in results}) == 1
     assert [stderr for _, stderr in results if "Warning" in stderr] == []
     assert [path.name for path in folder.glob("*/")] == [cache._key(KERNEL)]
+    assert len(list(tmp_path.glob("compiled*"))) == 1
 
 
-def test_a_killed_build_leaves_no_entry_and_no_lock(folder, tmp_path, compiles):
-    script = """
-import time
-from pathlib import Path
-from membound.runtime import compiler
-def half(kernel, draft):
+#: What a build hangs in when it is killed: the compiler, and the move of a whole draft.
+HANGS = {
+    "compiling": """
+def hang(kernel, draft):
     (draft / "kernel.o").write_bytes(b"half")
     Path(sys.argv[2]).touch()
     time.sleep(60)
-compiler.compile_kernel = half
-membound.runtime.artifact(kernel)
-"""
-    process = python(script, tmp_path / "started")
+compiler.compile_kernel = hang
+""",
+    "moving": """
+def hang(draft, folder):
+    Path(sys.argv[2]).touch()
+    time.sleep(60)
+Path.rename = hang
+""",
+}
+
+
+@pytest.mark.parametrize("where", HANGS)
+def test_a_killed_build_leaves_no_entry_and_no_lock(folder, tmp_path, compiles, where):
+    start = (
+        f"{SCRIPT}\nimport time\nfrom pathlib import Path\nfrom membound.runtime import compiler"
+    )
+    script = f"{HANGS[where]}\nmembound.runtime.artifact(kernel)"
+    process = python(script, tmp_path / "started", start=start)
     wait_for((tmp_path / "started").exists, [process])
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()

@@ -1,7 +1,7 @@
 """Compiled kernels on disk: one folder an entry, written once, read by every later process.
 
 An entry is found by what decides the machine code: the device source with everything it imports
-from this package, the configuration, the toolchain and the options. The package's own name is
+from this package, the configuration, the toolchain and how it is used. The package's own name is
 not part of it, so two checkouts with equal code share their entries.
 """
 
@@ -13,7 +13,9 @@ import contextlib
 import dataclasses
 import fcntl
 import functools
+import glob
 import hashlib
+import inspect
 import json
 import multiprocessing
 import os
@@ -23,12 +25,16 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from . import compiler
 from .kernel import Kernel
 from .toolchain import toolchain
 
 _FILES = ("kernel.o", "kernel.cubin", "kernel.so")
+
+#: Of a kernel's name in that of its entry; file systems end names at 255 bytes.
+_NAME_LENGTH = 160
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +74,7 @@ def artifact(kernel: Kernel) -> Artifact:
     if found is not None:
         return found
     folder = _writable(cache_folder()) / key
-    with _locked(folder.with_suffix(".lock")):
+    with _locked(folder.with_name(f"{key}.lock")):
         # another process may have built it while this one waited
         return _read(kernel, folder) or _compile_into(kernel, folder)
 
@@ -148,9 +154,11 @@ def _compile_into(kernel: Kernel, folder: Path) -> Artifact:
 
     The entry's lock is held, so that a draft of it is what a killed build left.
     """
-    for stale in folder.parent.glob(f".draft-{folder.name}-*"):
+    for stale in folder.parent.glob(f".draft-{glob.escape(folder.name)}-*"):
         shutil.rmtree(stale)
-    draft = Path(tempfile.mkdtemp(prefix=f".draft-{folder.name}-", dir=folder.parent))
+    # not by mkdtemp, which would hide the entry from other users of a shared folder
+    draft = folder.with_name(f".draft-{folder.name}-{os.getpid()}")
+    draft.mkdir()
     try:
         digest = compiler.compile_kernel(kernel, draft)
         facts = {"name": kernel.name, "digest": digest, "toolchain": toolchain()}
@@ -170,32 +178,62 @@ def _compile_into(kernel: Kernel, folder: Path) -> Artifact:
 
 def _key(kernel: Kernel) -> str:
     parts = {
-        "name": kernel.name,
+        "configuration": _configuration(kernel),
         "sources": source_digest(kernel.source()),
         "toolchain": toolchain(),
-        "options": compiler.OPTIONS,
+        "compiler": _source(Path(compiler.__file__)).digest,
     }
-    digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-    return f"{kernel.name}-{digest[:20]}"
+    digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+    return f"{kernel.name[:_NAME_LENGTH]}-{digest[:20]}"
+
+
+def _configuration(part: Any) -> dict[str, Any]:
+    """All that device code can read of a kernel or of a dataclass in it: fields and properties.
+
+    Properties count because they are computed by host code, which is not among the sources.
+    """
+    values = {name: getattr(part, name) for name in _readable(type(part))}
+    return {
+        name: _configuration(value) if dataclasses.is_dataclass(value) else value
+        for name, value in values.items()
+    }
+
+
+@functools.cache
+def _readable(kind: type) -> tuple[str, ...]:
+    properties = inspect.getmembers_static(
+        kind, lambda member: isinstance(member, (property, functools.cached_property))
+    )
+    fields = (field.name for field in dataclasses.fields(kind))
+    return (*fields, *(name for name, _ in properties))
 
 
 @functools.cache
 def source_digest(path: Path) -> str:
     """SHA-256 over a module and, transitively, all it imports from its own package."""
-    seen: dict[Path, bytes] = {}
+    sources: dict[Path, _Source] = {}
     todo = [path]
     while todo:
         current = todo.pop()
-        if current in seen:
-            continue
-        seen[current] = current.read_bytes()
-        todo += _relative_imports(current, seen[current])
+        if current not in sources:
+            sources[current] = _source(current)
+            todo += sources[current].imports
     digest = hashlib.sha256()
-    for current in sorted(seen):
-        digest.update(
-            os.path.relpath(current, path.parent).encode() + b"\0" + seen[current] + b"\0"
-        )
+    for current, source in sorted(sources.items()):
+        relative = os.path.relpath(current, path.parent)
+        digest.update(f"{relative}\0{source.digest}\0".encode())
     return digest.hexdigest()
+
+
+class _Source(NamedTuple):
+    digest: str
+    imports: tuple[Path, ...]
+
+
+@functools.cache
+def _source(path: Path) -> _Source:
+    content = path.read_bytes()
+    return _Source(hashlib.sha256(content).hexdigest(), tuple(_relative_imports(path, content)))
 
 
 def _relative_imports(path: Path, source: bytes) -> Iterator[Path]:
@@ -220,6 +258,11 @@ _thread_lock = threading.Lock()
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """One builder of an entry at a time, over threads and processes; freed by a kill."""
-    with _thread_lock, open(path, "w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+    with _thread_lock:
+        # for reading, which the lock of another user of a shared folder allows
+        handle = os.open(path, os.O_RDONLY | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
