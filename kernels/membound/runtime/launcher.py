@@ -42,6 +42,9 @@ _recording: contextvars.ContextVar[list[Launch] | None] = contextvars.ContextVar
 )
 _loaded: dict[Kernel, Callable[..., None]] = {}
 
+#: CU_STREAM_CAPTURE_MODE_RELAXED of the CUDA driver.
+_CAPTURE_MODE_RELAXED = 2
+
 
 @contextlib.contextmanager
 def record_launches() -> Iterator[list[Launch]]:
@@ -70,7 +73,10 @@ def launch(kernel: Kernel, *arguments: Any) -> None:
     if launches is not None:
         launches.append(Launch(kernel, tuple(describe(a) for a in arguments)))
         return
-    (kernel.function or _load(kernel, arguments[0].device))(*arguments)
+    if kernel.function is None:
+        _first_launch(kernel, arguments)
+    else:
+        kernel.function(*arguments)
 
 
 def describe(argument: Any) -> Any:
@@ -86,11 +92,41 @@ def describe(argument: Any) -> Any:
     )
 
 
-def _load(kernel: Kernel, device: torch.device) -> Callable[..., None]:
-    if kernel not in _loaded:
-        _loaded[kernel] = _open(kernel, device)
-    object.__setattr__(kernel, "function", _loaded[kernel])
-    return _loaded[kernel]
+def _first_launch(kernel: Kernel, arguments: tuple[Any, ...]) -> None:
+    function = _loaded.get(kernel)
+    if function is None:
+        capturing = torch.cuda.is_current_stream_capturing()
+        try:
+            with _relaxed_capture():
+                function = _open(kernel, arguments[0].device)
+                function(*arguments)  # which loads the device code too
+        except RuntimeError as error:
+            if not capturing:
+                raise
+            raise RuntimeError(
+                f"{kernel.name} could not be loaded while a CUDA graph is captured; run what is "
+                "captured once before the capture, with the same shapes"
+            ) from error
+        _loaded[kernel] = function
+    else:
+        function(*arguments)
+    object.__setattr__(kernel, "function", function)
+
+
+@contextlib.contextmanager
+def _relaxed_capture() -> Iterator[None]:
+    """Let this thread load code while it, or any other thread, captures a CUDA graph.
+
+    By default a capture forbids that, as it forbids all that is no part of the graph and might be
+    missed in a replay; code that is loaded stays so.
+    """
+    exchange = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
+    mode = ctypes.c_int(_CAPTURE_MODE_RELAXED)
+    exchange(ctypes.byref(mode))  # leaves the mode that was, to be put back
+    try:
+        yield
+    finally:
+        exchange(ctypes.byref(mode))
 
 
 def _open(kernel: Kernel, device: torch.device) -> Callable[..., None]:
