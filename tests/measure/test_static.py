@@ -1,4 +1,5 @@
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 
@@ -65,6 +66,18 @@ def test_narrow_accesses_are_seen(narrow_cubin):
     facts = static.analyse(narrow_cubin, threads=64, dynamic_smem=0)
     assert facts.global_accesses == {"16": 2}
     assert facts.narrow_access_share == 1.0
+
+
+def test_many_kernels_together_give_what_each_gives_alone(cubins, narrow_cubin):
+    compiled = [
+        SimpleNamespace(cubin=cubin, threads=config.threads, dynamic_smem=64, cluster=1)
+        for config, cubin in cubins.items()
+    ]
+    compiled.insert(1, SimpleNamespace(cubin=narrow_cubin, threads=64, dynamic_smem=0, cluster=2))
+    alone = [static.analyse(**vars(kernel)) for kernel in compiled]
+    assert len(set(map(str, alone))) == len(alone)
+    assert static.analyse_all(compiled, jobs=2) == alone
+    assert static.analyse_all([]) == []
 
 
 SASS = """
