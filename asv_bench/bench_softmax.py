@@ -1,8 +1,6 @@
-"""GPU time of softmax, forward."""
+"""GPU time of softmax, log_softmax and logsumexp."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from . import rows
 
@@ -11,6 +9,39 @@ class Softmax(rows.TimeRows):
     """One row per dtype, shape and provider."""
 
     op = "softmax"
+    track_time = rows.TimeRows.seconds
 
-    def track_time(self, dtype: str, shape: str, provider: str) -> dict[str, Any]:
-        return self.seconds()
+
+class SoftmaxBackward(rows.TimeRows):
+    """The gradient, given the result's."""
+
+    op, direction = "softmax", "backward"
+    track_time = rows.TimeRows.seconds
+
+
+class LogSoftmax(rows.TimeRows):
+    """One row per dtype, shape and provider."""
+
+    op = "log_softmax"
+    track_time = rows.TimeRows.seconds
+
+
+class LogSoftmaxBackward(rows.TimeRows):
+    """The gradient, given the result's."""
+
+    op, direction = "log_softmax", "backward"
+    track_time = rows.TimeRows.seconds
+
+
+class Logsumexp(rows.TimeRows):
+    """One row per dtype, shape and provider."""
+
+    op = "logsumexp"
+    track_time = rows.TimeRows.seconds
+
+
+class LogsumexpBackward(rows.TimeRows):
+    """The gradient, given the result's."""
+
+    op, direction = "logsumexp", "backward"
+    track_time = rows.TimeRows.seconds

@@ -5,9 +5,10 @@ Where a workload launches several kernels, each metric is the worst of theirs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from operator import attrgetter
 
-from . import rows
+from . import rows, workloads
 
 
 class _Static(rows.StaticRows):
@@ -41,13 +42,14 @@ class _Static(rows.StaticRows):
     track_idle_warp_share.unit = "share"
 
 
-class Softmax(_Static):
-    """Kernels of softmax, forward."""
+def _classes() -> Iterator[type[_Static]]:
+    """A class per operation and direction, such as ``RmsNorm`` and ``RmsNormBackward``."""
+    for op in workloads.OPS:
+        for direction in workloads.describe(op).directions:
+            if workloads.benchmarked(op, direction):
+                name = rows.class_name(op, direction)
+                place = {"op": op, "direction": direction, "__module__": __name__}
+                yield type(name, (_Static,), {**place, "__doc__": f"Kernels of {op}, {direction}."})
 
-    op = "softmax"
 
-
-class RmsNorm(_Static):
-    """Kernels of rms_norm, forward."""
-
-    op = "rms_norm"
+globals().update({cls.__name__: cls for cls in _classes()})

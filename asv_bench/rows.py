@@ -209,24 +209,48 @@ def timings() -> Timings:
     return Timings()
 
 
-class TimeRows:
-    """Rows of GPU time: one per dtype, shape and provider; a sample is one placement."""
+class _Rows:
+    """What rows of time and rows of static facts share: parameters from the registry."""
 
     op: str
-    params = (workloads.DTYPES, workloads.SHAPES, workloads.PROVIDERS)
-    param_names = ("dtype", "shape", "provider")
-    unit = "seconds"
+    direction = "forward"
     version = "1"
     timeout = 120
 
+    def __init_subclass__(cls) -> None:
+        if hasattr(cls, "op"):
+            cls.params = cls.axes(workloads.benchmarked(cls.op, cls.direction))
+
+    @classmethod
+    def axes(cls, benchmarked: tuple[Workload, ...]) -> tuple[tuple[str, ...], ...]:
+        dtypes = dict.fromkeys(one.dtype for one in benchmarked)
+        return tuple(dtypes), tuple(dict.fromkeys(one.case_text for one in benchmarked))
+
+    def workload(self, dtype: str, shape: str) -> Workload:
+        """The workload of a row; NotImplementedError where it is not among the benchmarked."""
+        workload = workloads.workload(self.op, dtype, shape, self.direction)
+        if workload not in workloads.benchmarked(self.op, self.direction):
+            raise NotImplementedError(f"{workload.key} is not benchmarked")
+        return workload
+
+
+class TimeRows(_Rows):
+    """Rows of GPU time: one per dtype, shape and provider; a sample is one placement."""
+
+    param_names = ("dtype", "shape", "provider")
+    unit = "seconds"
+
+    @classmethod
+    def axes(cls, benchmarked: tuple[Workload, ...]) -> tuple[tuple[str, ...], ...]:
+        return *super().axes(benchmarked), workloads.PROVIDERS
+
     def setup(self, dtype: str, shape: str, provider: str) -> None:
-        op = operation(self.op)
-        workload = workloads.workload(self.op, dtype, shape)
-        self._answer = timings().answer(op, workload, provider)
+        workload = self.workload(dtype, shape)
+        self._answer = timings().answer(operation(self.op), workload, provider)
         if self._answer["verdict"] == "not available":
             raise NotImplementedError(self._answer["reason"])
 
-    def seconds(self) -> dict[str, Any]:
+    def seconds(self, dtype: str, shape: str, provider: str) -> dict[str, Any]:
         """asv's form of the samples; RuntimeError where the result was wrong or never came."""
         if self._answer["verdict"] == "failed":
             raise RuntimeError(self._answer["reason"])
@@ -234,21 +258,16 @@ class TimeRows:
         return {"samples": samples, "number": 1}
 
 
-class StaticRows:
+class StaticRows(_Rows):
     """Rows of static facts: one per dtype and shape, lower is better, the same on any machine."""
 
-    op: str
-    params = (workloads.DTYPES, workloads.SHAPES)
     param_names = ("dtype", "shape")
-    version = "1"
-    timeout = 120
 
     def setup(self, dtype: str, shape: str) -> None:
-        op = operation(self.op)
+        op, workload = operation(self.op), self.workload(dtype, shape)
         if not hasattr(suite(), "runtime"):
             raise NotImplementedError("this commit's membound has no runtime to compile with")
         analyse_all()
-        workload = workloads.workload(self.op, dtype, shape)
         launched = workloads.kernels(suite(), op, workload)
         if not launched:
             raise NotImplementedError(f"{workload.key} launches no kernel of membound")
@@ -257,6 +276,13 @@ class StaticRows:
     def worst(self, fact: Callable[[Any], float]) -> float:
         """The largest value among the workload's kernels."""
         return max(fact(facts) for facts in self._facts)
+
+
+def class_name(op: str, direction: str) -> str:
+    """Of the class with an operation's rows: ``RmsNormBackward``; readers split it again."""
+    return "".join(part.capitalize() for part in [*op.split("_"), direction]).removesuffix(
+        "Forward"
+    )
 
 
 def compiled(kernel: Any) -> Any:

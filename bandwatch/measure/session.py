@@ -9,6 +9,7 @@ is paired.
 from __future__ import annotations
 
 import datetime
+import functools
 import math
 import secrets
 import statistics
@@ -20,12 +21,12 @@ from typing import Any
 import numpy as np
 
 from ..gpus import GPUS
-from . import correctness, verdicts
+from . import backward, correctness, verdicts
 from .controls import CopyControl
 from .device import CudaDevice, Device, Graph, Run
 from .environment import describe, native_jit, unavailable
 from .telemetry import Watch
-from .workload import Op, Tensors, Traffic, Workload
+from .workload import BACKWARD, Op, Tensors, Traffic, Workload
 
 CONTROL_PROVIDER = "control"
 
@@ -130,6 +131,8 @@ class _Candidate:
     variants: Callable[[], Mapping[str, Run]]
     check: Callable[[Sequence[Tensors], Graph], dict[str, float]]
     result: ProviderResult
+    #: What it makes of the inputs, untimed, before its run is captured.
+    prepare: Callable[[Tensors], Tensors] = dict
     run: Run | None = None
     rounds: int = 0
     rotation_bytes: int = 0
@@ -237,15 +240,25 @@ class Session:
 
             return _Candidate(name, self._control.variants, check, outcome)
 
-        rows = correctness.choose_rows(workload.shape[0], self._rng)
+        provider, own = op.providers[name], name == next(iter(op.providers))
+        if workload.direction == BACKWARD:
+            prepare = functools.partial(self._run_forward, provider, op, workload)
+            run, check_one = functools.partial(_backward, provider), correctness.check_gradients
+        else:
+            prepare, check_one = dict, correctness.check
+            run = functools.partial(_forward, provider, workload=workload)
 
         def check(sets: Sequence[Tensors], graph: Graph) -> dict[str, float]:
-            error = correctness.check(op, workload, sets[0], graph.outputs[0], rows)
+            error = check_one(op, workload, sets[0], graph.outputs[0], own)
             for output in graph.outputs[1:]:
-                correctness.require_finite(output)
+                for tensor in backward.flat(output):
+                    correctness.require_written(tensor)
             return error
 
-        return _Candidate(name, lambda: {"": op.providers[name]}, check, outcome)
+        return _Candidate(name, lambda: {"": run}, check, outcome, prepare)
+
+    def _run_forward(self, provider: Any, op: Op, workload: Workload, inputs: Tensors) -> Tensors:
+        return backward.prepare(provider, op, workload, inputs, self._device.generator)
 
     def _measure_placement(
         self, op: Op, candidates: list[_Candidate], placement: int, result: WorkloadResult
@@ -267,6 +280,7 @@ class Session:
             return [op.make_inputs(workload, device.handle, device.generator) for _ in range(count)]
 
         fed: dict[bool, list[Tensors]] = {}
+        prepared: list[list[Tensors]] = []  # lives as long as the graphs
         graphs: dict[str, Graph] = {}
         for i in self._rng.permutation(len(alive)):
             candidate = alive[i]
@@ -274,7 +288,8 @@ class Session:
             try:
                 if is_control not in fed:
                     fed[is_control] = feed(is_control)
-                sets = fed[is_control]
+                sets = [candidate.prepare(inputs) for inputs in fed[is_control]]
+                prepared.append(sets)
                 graphs[candidate.name] = self._prepare(candidate, sets, traffic.total)
             except Exception as error:
                 self._fail([candidate], error, result)
@@ -299,7 +314,7 @@ class Session:
         graph = self._device.capture(candidate.run, sets, candidate.rounds)
         candidate.result.sets = len(sets)
         tensors = [tensor for inputs in sets for tensor in inputs.values()]
-        candidate.rotation_bytes = distinct_bytes([*tensors, *graph.outputs])
+        candidate.rotation_bytes = distinct_bytes([*tensors, *_tensors(graph)])
         return graph
 
     def _qualify(self, candidate: _Candidate, sets: list[Tensors], traffic_bytes: int) -> None:
@@ -311,9 +326,9 @@ class Session:
         for config, run in candidate.variants().items():
             graph = self._device.capture(run, sets, rounds)
             # Sets are shared: poison in an input would fail the other providers too.
-            _require_own_memory(graph.outputs, sets)
+            _require_own_memory(_tensors(graph), sets)
             # What the capture missed (a launch on another stream, say) leaves the poison.
-            for output in graph.outputs:
+            for output in _tensors(graph):
                 correctness.poison(output)
             graph.replay()
             self._device.synchronize()
@@ -363,6 +378,18 @@ class Session:
             result.kernels = dict(op.kernels(result.workload))
         except Exception as error:  # times stand without digests, but it must be said
             provider.reason = f"{provider.reason} kernel digests: {_first_line(error)}".strip()
+
+
+def _forward(provider: Callable[..., Any], inputs: Tensors, workload: Workload) -> Any:
+    return provider(inputs, workload)
+
+
+def _backward(provider: Callable[..., Any], prepared: Tensors) -> Any:
+    return backward.gradients(prepared)
+
+
+def _tensors(graph: Graph) -> list[Any]:
+    return [tensor for output in graph.outputs for tensor in backward.flat(output)]
 
 
 class _NoTime(RuntimeError):

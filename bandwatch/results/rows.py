@@ -12,7 +12,7 @@ from typing import Any
 
 from .. import estimate
 from ..gpus import peak_bytes_per_second
-from ..measure.workload import DTYPE_BYTES, Workload
+from ..measure.workload import BACKWARD, DTYPE_BYTES, FORWARD, Workload
 from ..sidecar import Sidecar
 from .asv_files import ResultFile, Row
 from .commits import Placement
@@ -123,11 +123,22 @@ def _timed_workload(row: Row) -> Workload | None:
     return _workload(name[1], row.params[0], row.params[1])
 
 
-def _workload(class_name: str, dtype: str, shape: str) -> Workload | None:
+def _workload(class_name: str, dtype: str, case: str) -> Workload | None:
+    """The workload of ``RmsNormBackward``, ``bfloat16``, ``32768x4096/weight=none``."""
+    shape, *options = case.split("/")
     if dtype not in DTYPE_BYTES or not re.fullmatch(r"\d{1,18}(x\d{1,18})*", shape):
         return None
+    if not all(re.fullmatch(r"[^=,|]+=[^=,|]+", option) for option in options):
+        return None
     op = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", class_name).lower()
-    return Workload(op, dtype, tuple(int(n) for n in shape.split("x")))
+    name = op.removesuffix(f"_{BACKWARD}")
+    return Workload(
+        name,
+        dtype,
+        tuple(int(n) for n in shape.split("x")),
+        FORWARD if name == op else BACKWARD,
+        tuple(tuple(option.split("=")) for option in options),
+    )
 
 
 def _identity(

@@ -55,7 +55,7 @@ def test_one_measurement_answers_each_provider_once(spool):
 def test_a_lost_device_ends_the_process_and_the_next_one_goes_on_without_its_provider(
     spool, device
 ):
-    def breaks(inputs):
+    def breaks(inputs, workload):
         device.lost = True
         return right(inputs)
 
@@ -72,9 +72,9 @@ def test_a_lost_device_ends_the_process_and_the_next_one_goes_on_without_its_pro
 
 
 def test_a_wrong_result_fails_its_row_with_the_reason(spool):
-    op = softmax_op(membound=lambda inputs: right(inputs) * 1.01, eager=right)
+    op = softmax_op(membound=lambda inputs, workload: right(inputs) * 1.01, eager=right)
     row = rows.TimeRows()
     row._answer = rows.Timings().answer(op, WORKLOAD, "membound")
 
     with pytest.raises(RuntimeError, match="values are wrong"):
-        row.seconds()
+        row.seconds("float32", "48x33", "membound")

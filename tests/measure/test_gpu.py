@@ -47,8 +47,17 @@ def test_eager_softmax_takes_a_plausible_time():
     assert result.host_seconds < 10
 
 
+def test_eager_gradients_take_a_plausible_time():
+    workload = Workload("softmax", "float32", (8192, 4096), "backward")
+    result = Session(placements=3, seed=0).measure(softmax_op(), workload, ["membound", "eager"])
+    for name, provider in result.providers.items():
+        assert provider.verdict == "valid", (name, provider.reason)
+        # three matrices of 134 MB move
+        assert 403e6 / 4.8e12 < estimate.seconds(provider.samples).value < 403e6 / 0.48e12
+
+
 def test_a_wrong_provider_is_failed():
-    def wrong(inputs):
+    def wrong(inputs, workload):
         return right(inputs) * 1.01
 
     workload = Workload("softmax", "float32", (512, 1024))

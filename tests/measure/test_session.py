@@ -118,23 +118,23 @@ def test_the_fastest_configuration_of_the_control_is_kept():
     assert statistics.median(s[2] for s in control.samples) == pytest.approx(COPY, rel=0.05)
 
 
-def wrong_row(inputs):
+def wrong_row(inputs, workload):
     out = right(inputs)
     out[7, 3] += 1e-3
     return out
 
 
-def skips_last_row(inputs):
+def skips_last_row(inputs, workload):
     out = torch.full_like(inputs["x"], float("nan"))
     out[:-1] = right(inputs)[:-1]
     return out
 
 
-def transposed(inputs):
+def transposed(inputs, workload):
     return right(inputs).T
 
 
-def low_precision(inputs):
+def low_precision(inputs, workload):
     return right(inputs).bfloat16()
 
 
@@ -142,7 +142,7 @@ def low_precision(inputs):
     ("provider", "reason"),
     [
         (wrong_row, r"1 of 1584 checked values are wrong, first at \[7, 3\]"),
-        (skips_last_row, r"not finite or was not written at \[47, 0\]"),
+        (skips_last_row, r"NaN or was not written at \[47, 0\]"),
         (transposed, r"float32 \(33, 48\), torch.float32 \(48, 33\) was expected"),
         (low_precision, r"result is torch.bfloat16"),
     ],
@@ -165,7 +165,7 @@ def test_a_provider_that_writes_nothing_when_replayed_is_caught_by_the_poison():
         def __init__(self):
             self.first = {}
 
-        def __call__(self, inputs):
+        def __call__(self, inputs, workload):
             key = inputs["x"].data_ptr()
             if key in self.first:
                 return self.first[key]  # the graph's own, poisoned output
@@ -180,7 +180,9 @@ def test_a_provider_that_writes_nothing_when_replayed_is_caught_by_the_poison():
 
 def test_a_result_in_an_inputs_memory_fails_alone():
     session, _ = make()
-    result = session.measure(softmax_op(membound=lambda inputs: inputs["x"], eager=eager), WORKLOAD)
+    result = session.measure(
+        softmax_op(membound=lambda inputs, workload: inputs["x"], eager=eager), WORKLOAD
+    )
     assert result.providers["membound"].verdict == "failed"
     assert result.providers["membound"].reason == "the result lies in the memory of an input"
     assert result.providers["eager"].verdict == "valid"
@@ -198,11 +200,49 @@ def test_a_time_that_is_none_fails_its_provider_alone(seconds):
     assert result.providers["eager"].verdict == "valid"
 
 
+def test_backward_times_the_gradients_alone(tmp_path):
+    workload = dataclasses.replace(WORKLOAD, direction="backward")
+    calls = []
+
+    def counted(inputs, workload):
+        calls.append(workload)
+        return right(inputs)
+
+    session, _ = make(placements=2)
+    result = session.measure(softmax_op(membound=counted, eager=eager), workload)
+    assert {name: one.verdict for name, one in result.providers.items()} == dict.fromkeys(
+        ("membound", "eager", "control"), "valid"
+    )
+    assert len(calls) == 2 * result.providers["membound"].sets
+    (line,) = write(tmp_path, session, [result]).workloads
+    assert line["key"] == "softmax/backward/float32/48x33"
+    assert line["providers"]["membound"]["error"]["max_abs"] < 1e-6
+
+
+def test_a_wrong_gradient_is_failed_and_never_timed():
+    class Wrong(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return torch.softmax(x, -1)
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad
+
+    wrong = softmax_op(membound=lambda inputs, workload: Wrong.apply(inputs["x"]), eager=eager)
+    session, _ = make()
+    result = session.measure(wrong, dataclasses.replace(WORKLOAD, direction="backward"))
+    membound = result.providers["membound"]
+    assert (membound.verdict, membound.samples) == ("failed", [])
+    assert "lies in the memory of an input" in membound.reason
+    assert result.providers["eager"].verdict == "valid"
+
+
 def test_exceptions_become_verdicts_and_do_not_stop_the_others():
-    def missing(inputs):
+    def missing(inputs, workload):
         raise NotImplementedError("N above 16384 needs a cluster\nand more")
 
-    def broken(inputs):
+    def broken(inputs, workload):
         raise ValueError("bad tile\ntraceback follows")
 
     session, _ = make()
@@ -219,7 +259,7 @@ def test_exceptions_become_verdicts_and_do_not_stop_the_others():
 def test_a_lost_device_is_recorded_then_raised(tmp_path):
     session, device = make()
 
-    def kills(inputs):
+    def kills(inputs, workload):
         device.lost = True
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
 

@@ -1,0 +1,119 @@
+"""The registry of operations: what each computes, how it is fed, counted, checked and run.
+
+One module a family; each exports ``OPS``, functions that describe one operation as an
+:class:`~bandwatch.measure.workload.Op`. They take the suite's module, so that today's descriptions
+measure any commit's code, and None where nothing is run. torch is imported inside functions only:
+asv's discovery imports this package everywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+from bandwatch.measure import backward
+from bandwatch.measure.workload import BACKWARD, Op, Tensors, Workload
+
+from . import norms, softmax
+from .shared import DTYPES, SHAPES, matrices
+
+__all__ = [
+    "DTYPES",
+    "OPS",
+    "PROVIDERS",
+    "SHAPES",
+    "benchmarked",
+    "describe",
+    "grid",
+    "kernels",
+    "matrices",
+    "ops",
+    "workload",
+]
+
+#: The modules that describe operations, one a family.
+FAMILIES = (softmax, norms)
+
+_DESCRIBE: Mapping[str, Callable[[Any], Op]] = {
+    describe.__name__: describe for family in FAMILIES for describe in family.OPS
+}
+
+#: Names of the operations.
+OPS = tuple(_DESCRIBE)
+PROVIDERS = ("membound", "eager", "control")
+
+
+def describe(name: str) -> Op:
+    """The description of an operation, of which the suite's own provider cannot be run."""
+    return _DESCRIBE[name](None)
+
+
+def workload(op: str, dtype: str, case: str, direction: str = "forward") -> Workload:
+    """The workload of one benchmark row; ``case`` as asv writes it, e.g. ``"4096x32768"``.
+
+    Options follow the shape: ``"4096x32768/causal=yes"``.
+    """
+    shape, *options = case.split("/")
+    given = dict(option.split("=", 1) for option in options)
+    sizes = tuple(int(n) for n in shape.split("x"))
+    return describe(op).workload(dtype, sizes, direction, **given)
+
+
+def grid() -> Iterator[Workload]:
+    """Every workload that is benchmarked."""
+    for name in OPS:
+        yield from describe(name).benchmarks
+
+
+def benchmarked(op: str, direction: str) -> tuple[Workload, ...]:
+    """The workloads of one operation and direction that are benchmarked."""
+    return tuple(one for one in describe(op).benchmarks if one.direction == direction)
+
+
+def ops(suite: ModuleType) -> dict[str, Op]:
+    """The operations that ``suite`` offers, by name; older commits may offer fewer."""
+    return {name: _bound(suite, name) for name in OPS if hasattr(suite, name)}
+
+
+def kernels(suite: ModuleType, op: Op, workload: Workload) -> list[Any]:
+    """The kernels that the suite launches for ``workload``, in order, each once; needs no GPU.
+
+    Raises what the operation raises, NotImplementedError where it does not do this workload.
+    """
+    inputs = op.make_inputs(workload, "meta", None)
+    run = op.providers["membound"]
+    with suite.runtime.record_launches() as launches:
+        if workload.direction == BACKWARD:
+            prepared = backward.prepare(run, op, workload, inputs, None)
+            launches.clear()
+            backward.gradients(prepared)
+        else:
+            run(inputs, workload)
+    return list(dict.fromkeys(launch.kernel for launch in launches))
+
+
+def _bound(suite: ModuleType, name: str) -> Op:
+    op = _DESCRIBE[name](suite)
+
+    def digests(workload: Workload) -> Mapping[str, str]:
+        artifacts = [suite.runtime.artifact(kernel) for kernel in kernels(suite, op, workload)]
+        return {artifact.name: artifact.digest for artifact in artifacts}
+
+    own = partial(_or_not_available, op.providers["membound"])
+    op = dataclasses.replace(op, providers={**op.providers, "membound": own}, kernels=digests)
+    return op
+
+
+def _or_not_available(
+    own: Callable[[Tensors, Workload], Any], inputs: Tensors, workload: Workload
+) -> Any:
+    """Run the suite's provider; what an older commit's function does not know is not available."""
+    try:
+        return own(inputs, workload)
+    except TypeError as error:
+        if "unexpected keyword argument" in str(error):
+            raise NotImplementedError(str(error)) from error
+        raise
