@@ -17,7 +17,7 @@ import membound
 import pytest
 import torch
 from membound.ops.tiling import RowTiling
-from membound.runtime import cache, compiler
+from membound.runtime import cache, compiler, key
 
 KERNELS = str(Path(membound.__file__).parents[1])
 
@@ -294,26 +294,26 @@ def fake(draft):
 
 
 def test_other_source_toolchain_or_configuration_is_another_entry(monkeypatch):
-    key = cache._key(KERNEL)
-    assert cache._key(kernel_of(2)) != key
-    for name, value in {
+    name = key.entry_name(KERNEL)
+    assert key.entry_name(kernel_of(2)) != name
+    for part, value in {
         "toolchain": lambda: {"nvidia-cutlass-dsl": "0"},
         "source_digest": lambda path: "0",
-        "_source": lambda path: cache._Source("0", ()),
+        "_source": lambda path: key._Source("0", ()),
     }.items():
         with monkeypatch.context() as patch:
-            patch.setattr(cache, name, value)
-            assert cache._key(KERNEL) != key
-    assert cache._key(KERNEL) == key
+            patch.setattr(key, part, value)
+            assert key.entry_name(KERNEL) != name
+    assert key.entry_name(KERNEL) == name
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(type(KERNEL), "shared_bytes"), (RowTiling, "warp_slots")]
+    ("owner", "fact"), [(type(KERNEL), "shared_bytes"), (RowTiling, "warp_slots")]
 )
-def test_what_host_code_computes_for_the_device_is_part_of_the_key(monkeypatch, owner, name):
-    key = cache._key(KERNEL)
-    monkeypatch.setattr(owner, name, property(lambda self: 4096))
-    assert cache._key(KERNEL) != key
+def test_what_host_code_computes_for_the_device_is_part_of_the_key(monkeypatch, owner, fact):
+    name = key.entry_name(KERNEL)
+    monkeypatch.setattr(owner, fact, property(lambda self: 4096))
+    assert key.entry_name(KERNEL) != name
 
 
 def test_device_code_calls_no_method_of_a_configuration():
@@ -345,7 +345,7 @@ def test_a_source_is_told_by_all_it_imports_and_not_by_its_package(tmp_path):
         if changed:
             with (copy / changed).open("a") as out:
                 out.write("\n# A remark.\n")
-        return cache.source_digest(copy / "device" / "softmax.py")
+        return key.source_digest(copy / "device" / "softmax.py")
 
     same = digest("one")
     assert digest("two") == same
@@ -376,7 +376,7 @@ print(membound.runtime.artifact(kernel).digest)
     results = [output(process) for process in processes]
     assert len({words[0] for words, _ in results}) == 1
     assert [stderr for _, stderr in results if "Warning" in stderr] == []
-    assert [path.name for path in folder.glob("*/")] == [cache._key(KERNEL)]
+    assert [path.name for path in folder.glob("*/")] == [key.entry_name(KERNEL)]
     assert len(list(tmp_path.glob("compiled*"))) == 1
 
 
@@ -409,7 +409,7 @@ def test_a_killed_build_leaves_no_entry_and_no_lock(folder, tmp_path, compiles, 
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-    assert not (folder / cache._key(KERNEL)).exists()
+    assert not (folder / key.entry_name(KERNEL)).exists()
     assert len(list(folder.glob(".draft-*"))) == 1
 
     found = membound.runtime.artifact(KERNEL)

@@ -1,6 +1,6 @@
 """From a kernel's name to a launch: compile, cache, load, record."""
 
-from .cache import Artifact, artifact, build, cache_folder
+from .cache import Artifact, Entry, artifact, build, cache_folder, entries, find
 from .kernel import NAMESPACE, Kernel
 from .launcher import Launch, launch, record_launches, recording
 from .plan import Plan, record_plan
@@ -10,6 +10,7 @@ from .toolchain import ARCHITECTURE, MissingDependency, toolchain
 __all__ = [
     "ARCHITECTURE",
     "Artifact",
+    "Entry",
     "Kernel",
     "Launch",
     "MissingDependency",
@@ -19,6 +20,8 @@ __all__ = [
     "build",
     "cache_folder",
     "empty",
+    "entries",
+    "find",
     "launch",
     "multiprocessors",
     "record_launches",

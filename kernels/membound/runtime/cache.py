@@ -1,13 +1,10 @@
 """Compiled kernels on disk: one folder an entry, written once, read by every later process.
 
-An entry is found by what decides the machine code: the device source with everything it imports
-from this package, the configuration, the toolchain and how it is used. The package's own name is
-not part of it, so two checkouts with equal code share their entries.
+An entry is found by what decides the machine code, see :mod:`~.key`.
 """
 
 from __future__ import annotations
 
-import ast
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -15,7 +12,6 @@ import fcntl
 import functools
 import glob
 import hashlib
-import inspect
 import json
 import multiprocessing
 import os
@@ -25,16 +21,15 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from . import compiler
+from . import compiler, key
 from .kernel import Kernel
-from .toolchain import toolchain
 
 _FILES = ("kernel.o", "kernel.cubin", "kernel.so")
 
-#: Of a kernel's name in that of its entry; file systems end names at 255 bytes.
-_NAME_LENGTH = 160
+#: Most processes that compile unless told: each takes about half a GB of memory.
+_MOST_JOBS = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,14 +64,19 @@ def artifact(kernel: Kernel) -> Artifact:
     Raises:
         MissingDependency: it is not in the cache and cannot be compiled here.
     """
-    key = _key(kernel)
-    found = _read(kernel, cache_folder() / key)
+    found = find(kernel)
     if found is not None:
         return found
-    folder = _writable(cache_folder()) / key
-    with _locked(folder.with_name(f"{key}.lock")):
+    name = key.entry_name(kernel)
+    folder = _writable(cache_folder()) / name
+    with _locked(folder.with_name(f"{name}.lock")):
         # another process may have built it while this one waited
-        return _read(kernel, folder) or _compile_into(kernel, folder)
+        return _read(folder) or _compile_into(kernel, folder)
+
+
+def find(kernel: Kernel) -> Artifact | None:
+    """The built kernel, where it is in the cache."""
+    return _read(cache_folder() / key.entry_name(kernel))
 
 
 def build(
@@ -84,14 +84,17 @@ def build(
     jobs: int | None = None,
     progress: Callable[[Kernel], None] = lambda kernel: None,
 ) -> None:
-    """Fill the cache in parallel processes; ``progress`` is told of each kernel that is ready."""
+    """Fill the cache in parallel processes; ``progress`` is told of each kernel that is ready.
+
+    Raises what the first kernel that cannot be built raises, and leaves the rest.
+    """
     missing = []
     for kernel in dict.fromkeys(kernels):
-        if _read(kernel, cache_folder() / _key(kernel)) is None:
+        if find(kernel) is None:
             missing.append(kernel)
         else:
             progress(kernel)
-    jobs = min(jobs or os.cpu_count() or 1, len(missing))
+    jobs = min(jobs or min(_MOST_JOBS, len(os.sched_getaffinity(0))), len(missing))
     shared = not missing or _writable(cache_folder()) == cache_folder()
     if jobs <= 1 or not shared:
         for kernel in missing:
@@ -101,10 +104,60 @@ def build(
     # spawn: the caller may hold a CUDA context or threads, which a fork would break
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        futures = {pool.submit(artifact, kernel): kernel for kernel in missing}
-        for future in concurrent.futures.as_completed(futures):
-            future.result()
-            progress(futures[future])
+        try:
+            futures = {pool.submit(artifact, kernel): kernel for kernel in missing}
+            for future in concurrent.futures.as_completed(futures):
+                future.result()
+                progress(futures[future])
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """An entry of the cache, whatever it was built from and whether it can still be used."""
+
+    folder: Path
+    #: None where it is damaged.
+    artifact: Artifact | None
+    #: Versions that it was built with, by name; none where it is damaged.
+    toolchain: dict[str, str]
+    #: Whether the present code with the present toolchain may use it.
+    current: bool
+
+    @property
+    def built_at(self) -> float:
+        """In seconds since the epoch."""
+        return self.folder.stat().st_mtime
+
+    def remove(self) -> None:
+        """Delete it; a process that has loaded it keeps what it has."""
+        shutil.rmtree(self.folder)
+
+
+def entries() -> list[Entry]:
+    """All entries of the cache, by name."""
+    found = []
+    for facts in sorted(cache_folder().glob("*/facts.json")):
+        folder = facts.parent
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the caller is told by the entry
+            artifact = _read(folder)
+        if artifact is None:
+            found.append(Entry(folder, None, {}, current=False))
+            continue
+        built_from = json.loads(facts.read_text())["built_from"]
+        found.append(Entry(folder, artifact, built_from["toolchain"], _is_current(built_from)))
+    return found
+
+
+def _is_current(built_from: dict[str, Any]) -> bool:
+    try:
+        present = key.present(built_from["module"])
+    except FileNotFoundError:  # the present code has no such module
+        return False
+    return present.items() <= built_from.items()
 
 
 def _writable(folder: Path) -> Path:
@@ -127,26 +180,26 @@ def _process_folder() -> tempfile.TemporaryDirectory:
     return tempfile.TemporaryDirectory(prefix="membound-")
 
 
-def _read(kernel: Kernel, folder: Path) -> Artifact | None:
+def _read(folder: Path) -> Artifact | None:
     try:
         facts = json.loads((folder / "facts.json").read_text())
-        digest, hashes = facts["digest"], facts["sha256"]
         for name in _FILES:
-            if _sha256(folder / name) != hashes[name]:
+            if _sha256(folder / name) != facts["sha256"][name]:
                 raise ValueError(f"{name} is not what was written")
+        configuration = facts["built_from"]["configuration"]
+        return Artifact(
+            name=configuration["name"],
+            digest=facts["digest"],
+            threads=configuration["threads"],
+            dynamic_smem=configuration["shared_bytes"],
+            cluster=configuration["cluster"],
+            folder=folder,
+        )
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         warnings.warn(f"damaged kernel cache entry {folder}: {error}; building anew", stacklevel=3)
         return None
-    return Artifact(
-        name=kernel.name,
-        digest=digest,
-        threads=kernel.threads,
-        dynamic_smem=kernel.shared_bytes,
-        cluster=kernel.cluster,
-        folder=folder,
-    )
 
 
 def _compile_into(kernel: Kernel, folder: Path) -> Artifact:
@@ -161,7 +214,7 @@ def _compile_into(kernel: Kernel, folder: Path) -> Artifact:
     draft.mkdir()
     try:
         digest = compiler.compile_kernel(kernel, draft)
-        facts = {"name": kernel.name, "digest": digest, "toolchain": toolchain()}
+        facts = {"digest": digest, "built_from": key.built_from(kernel)}
         facts["sha256"] = {name: _sha256(draft / name) for name in _FILES}
         (draft / "facts.json").write_text(json.dumps(facts, indent=1))
         if folder.is_dir():
@@ -171,81 +224,9 @@ def _compile_into(kernel: Kernel, folder: Path) -> Artifact:
         draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    built = _read(kernel, folder)
+    built = _read(folder)
     assert built is not None
     return built
-
-
-def _key(kernel: Kernel) -> str:
-    parts = {
-        "configuration": _configuration(kernel),
-        "sources": source_digest(kernel.source()),
-        "toolchain": toolchain(),
-        "compiler": _source(Path(compiler.__file__)).digest,
-    }
-    digest = hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
-    return f"{kernel.name[:_NAME_LENGTH]}-{digest[:20]}"
-
-
-def _configuration(part: Any) -> dict[str, Any]:
-    """All that device code can read of a kernel or of a dataclass in it: fields and properties.
-
-    Properties count because they are computed by host code, which is not among the sources.
-    """
-    values = {name: getattr(part, name) for name in _readable(type(part))}
-    return {
-        name: _configuration(value) if dataclasses.is_dataclass(value) else value
-        for name, value in values.items()
-    }
-
-
-@functools.cache
-def _readable(kind: type) -> tuple[str, ...]:
-    properties = inspect.getmembers_static(
-        kind, lambda member: isinstance(member, (property, functools.cached_property))
-    )
-    fields = (field.name for field in dataclasses.fields(kind))
-    return (*fields, *(name for name, _ in properties))
-
-
-@functools.cache
-def source_digest(path: Path) -> str:
-    """SHA-256 over a module and, transitively, all it imports from its own package."""
-    sources: dict[Path, _Source] = {}
-    todo = [path]
-    while todo:
-        current = todo.pop()
-        if current not in sources:
-            sources[current] = _source(current)
-            todo += sources[current].imports
-    digest = hashlib.sha256()
-    for current, source in sorted(sources.items()):
-        relative = os.path.relpath(current, path.parent)
-        digest.update(f"{relative}\0{source.digest}\0".encode())
-    return digest.hexdigest()
-
-
-class _Source(NamedTuple):
-    digest: str
-    imports: tuple[Path, ...]
-
-
-@functools.cache
-def _source(path: Path) -> _Source:
-    content = path.read_bytes()
-    return _Source(hashlib.sha256(content).hexdigest(), tuple(_relative_imports(path, content)))
-
-
-def _relative_imports(path: Path, source: bytes) -> Iterator[Path]:
-    for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, ast.ImportFrom) or not node.level:
-            continue
-        base = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
-        for name in [None, *(alias.name for alias in node.names)]:
-            target = base / name if name else base
-            for candidate in (target.with_suffix(".py"), target / "__init__.py"):
-                if candidate.is_file():
-                    yield candidate
 
 
 def _sha256(path: Path) -> str:

@@ -14,6 +14,9 @@ _PACKAGE = __package__.rpartition(".")[0]
 #: Of the ops in torch.ops. From this package's name, so that two checkouts load side by side.
 NAMESPACE = _PACKAGE.replace(".", "_")
 
+#: Folder of the device code.
+DEVICE = Path(__file__).parent.parent / "device"
+
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
@@ -65,11 +68,6 @@ class Kernel:
     def scalar_accesses(self) -> int:
         """Global accesses in the code to single values a row, such as a row's sum."""
         return 0
-
-    @classmethod
-    def source(cls) -> Path:
-        """The file with the device code."""
-        return Path(__file__).parent.parent / "device" / f"{cls.module}.py"
 
     @classmethod
     def device_module(cls) -> ModuleType:
