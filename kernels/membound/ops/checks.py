@@ -51,7 +51,11 @@ def row_shape(op: str, x: torch.Tensor, columns: int, limit: int) -> None:
 
 def needs_grad(*tensors: torch.Tensor | None) -> bool:
     """Whether autograd must learn of an op on ``tensors``."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False
 
 
 def as_rows(x: torch.Tensor, columns: int) -> torch.Tensor:

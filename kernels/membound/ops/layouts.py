@@ -30,7 +30,8 @@ def layout(rows: torch.Tensor) -> Layout:
         address = rows.storage_offset() * rows.element_size()
     else:
         address = rows.data_ptr()
-    return Layout(rows.dtype, rows.shape[-1], rows.stride()[:-1], address % 16)
+    # half the host time of the constructor
+    return tuple.__new__(Layout, (rows.dtype, rows.shape[-1], rows.stride()[:-1], address % 16))
 
 
 def fresh(columns: int, dtype: torch.dtype) -> Layout:

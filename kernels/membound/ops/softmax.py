@@ -241,7 +241,7 @@ def _run(
         rows = checks.as_rows(x, columns)
         shown = None if mask is None else mask_rows(form, mask, x)
         kernel = _kernel(SoftmaxKernel, form, shown, scale != 1.0, queries > 0, 1, layout(rows))
-        launch(kernel, rows, shown, out.view(-1, columns), None, scale, max(queries, 1))
+        launch(kernel, rows, shown, checks.as_rows(out, columns), None, scale, max(queries, 1))
     return out
 
 
@@ -287,7 +287,7 @@ def _run_backward(
             layout(grads),
         )
         factor = 1.0 if of_scores else scale
-        launch(kernel, grads, rows, shown, out.view(-1, columns), factor, max(queries, 1))
+        launch(kernel, grads, rows, shown, checks.as_rows(out, columns), factor, max(queries, 1))
     return out
 
 
