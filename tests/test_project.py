@@ -47,7 +47,14 @@ def test_a_wheel_puts_only_the_engine_and_the_suite_into_site_packages(site):
 
 
 @pytest.mark.parametrize(
-    "module", ["bandwatch.cli", "bandwatch.ci.watch", "bandwatch.dashboard", "membound"]
+    "module",
+    [
+        "bandwatch.cli",
+        "bandwatch.ci.kernels",
+        "bandwatch.ci.watch",
+        "bandwatch.dashboard",
+        "membound",
+    ],
 )
 def test_a_wheel_imports_its_own_modules(site, module, tmp_path):
     result = python("-c", f"import {module} as m; print(m.__file__)", path=site, cwd=tmp_path)
@@ -62,15 +69,15 @@ def test_a_wheel_holds_the_files_that_are_not_imported(site, file):
 @pytest.mark.parametrize("layout", ["checkout", "wheel"])
 def test_the_command_line_has_the_subcommands_of_ci(request, layout, tmp_path):
     path = request.getfixturevalue("site") if layout == "wheel" else ROOT
-    for command in ([], ["watch"]):
-        result = python("-m", "bandwatch.cli", *command, "--help", path=path, cwd=tmp_path)
+    for command in ("watch", "kernels"):
+        result = python("-m", "bandwatch.cli", command, "--help", path=path, cwd=tmp_path)
         assert result.returncode == 0, result.stderr
-        assert "watch" in result.stdout
+        assert f"usage: bandwatch {command}" in result.stdout
 
 
 def test_every_registered_subcommand_loads_in_a_checkout():
     registered = entry_points(group="bandwatch.commands")
-    assert {entry.name for entry in registered} >= {"watch"}
+    assert {entry.name for entry in registered} >= {"kernels", "watch"}
     for entry in registered:
         assert callable(entry.load())
 
