@@ -25,6 +25,10 @@ def analyse(cubin, *, threads, dynamic_smem, cluster):
         registers=32, spills=0, stack_bytes=0, shared_bytes=64, instructions=500,
         narrow_access_share=0.25, idle_warp_share=0.5,
     )
+
+def analyse_all(kernels, jobs):
+    names = ("cubin", "threads", "dynamic_smem", "cluster")
+    return [analyse(**{name: getattr(kernel, name) for name in names}) for kernel in kernels]
 """
 
 

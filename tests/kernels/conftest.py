@@ -1,6 +1,5 @@
 """The kernels of the static tests, compiled once a session."""
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import membound
@@ -24,16 +23,6 @@ def built(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEMBOUND_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
         membound.runtime.build(VARIANTS, jobs=JOBS)
-        with ThreadPoolExecutor(JOBS) as pool:
-            return dict(zip(VARIANTS, pool.map(_analysed, VARIANTS), strict=True))
-
-
-def _analysed(kernel):
-    artifact = membound.runtime.artifact(kernel)
-    facts = static.analyse(
-        artifact.cubin,
-        threads=artifact.threads,
-        dynamic_smem=artifact.dynamic_smem,
-        cluster=artifact.cluster,
-    )
-    return Built(artifact, facts)
+        artifacts = [membound.runtime.artifact(kernel) for kernel in VARIANTS]
+        facts = static.analyse_all(artifacts, jobs=JOBS)
+        return dict(zip(VARIANTS, map(Built, artifacts, facts), strict=True))

@@ -1,6 +1,7 @@
 """The compile cache: built once, found by every process, never half an entry."""
 
 import ast
+import dataclasses
 import inspect
 import json
 import os
@@ -126,6 +127,27 @@ def test_build_tells_of_each_kernel_once(filled):
     other = kernel_of(2)
     membound.runtime.build([KERNEL, other, KERNEL], jobs=1, progress=seen.append)
     assert seen == [KERNEL, other]
+
+
+def test_a_kernel_that_cannot_be_built_does_not_stop_the_others(folder, monkeypatch):
+    def compile_kernel(kernel, draft):
+        if kernel == KERNEL:
+            raise RuntimeError(f"no {kernel.name}")
+        return fake(draft)
+
+    monkeypatch.setattr(compiler, "compile_kernel", compile_kernel)
+    seen, others = [], [kernel_of(2), kernel_of(3)]
+    with pytest.raises(RuntimeError, match=f"no {KERNEL.name}"):
+        membound.runtime.build([KERNEL, *others], jobs=1, progress=seen.append)
+    assert seen == others
+
+
+def test_a_kernel_that_fails_in_another_process_is_told(folder):
+    broken = dataclasses.replace(KERNEL, dtype="int8")
+    with pytest.raises(KeyError, match="int8"):
+        membound.runtime.build([broken, KERNEL], jobs=2)
+    assert membound.runtime.find(KERNEL) is not None
+    assert membound.runtime.find(broken) is None
 
 
 def test_another_process_loads_it_without_the_compiler(filled):

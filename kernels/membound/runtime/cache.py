@@ -86,7 +86,7 @@ def build(
 ) -> None:
     """Fill the cache in parallel processes; ``progress`` is told of each kernel that is ready.
 
-    Raises what the first kernel that cannot be built raises, and leaves the rest.
+    Where kernels cannot be built, builds the others and raises what the first of them raised.
     """
     missing = []
     for kernel in dict.fromkeys(kernels):
@@ -94,24 +94,37 @@ def build(
             missing.append(kernel)
         else:
             progress(kernel)
+    if not missing:
+        return
     jobs = min(jobs or min(_MOST_JOBS, len(os.sched_getaffinity(0))), len(missing))
-    shared = not missing or _writable(cache_folder()) == cache_folder()
-    if jobs <= 1 or not shared:
-        for kernel in missing:
-            artifact(kernel)
+    if _writable(cache_folder()) != cache_folder():
+        jobs = 1  # what another process built would be lost
+    errors: list[Exception] = []
+    for kernel, result in _in_parallel(missing, jobs):
+        try:
+            result()
             progress(kernel)
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def _in_parallel(kernels: list[Kernel], jobs: int) -> Iterator[tuple[Kernel, Callable[[], Any]]]:
+    """Each kernel when it is done, with what raises the error where it could not be built."""
+    if jobs == 1:
+        for kernel in kernels:
+            yield kernel, functools.partial(artifact, kernel)
         return
     # spawn: the caller may hold a CUDA context or threads, which a fork would break
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        futures = {pool.submit(artifact, kernel): kernel for kernel in kernels}
         try:
-            futures = {pool.submit(artifact, kernel): kernel for kernel in missing}
             for future in concurrent.futures.as_completed(futures):
-                future.result()
-                progress(futures[future])
-        except BaseException:
+                yield futures[future], future.result
+        finally:  # where the caller stopped early, what has not begun is dropped
             pool.shutdown(cancel_futures=True)
-            raise
 
 
 @dataclasses.dataclass(frozen=True)
