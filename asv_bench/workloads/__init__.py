@@ -27,6 +27,7 @@ __all__ = [
     "SHAPES",
     "benchmarked",
     "describe",
+    "digest",
     "grid",
     "kernels",
     "matrices",
@@ -83,16 +84,33 @@ def kernels(suite: ModuleType, op: Op, workload: Workload) -> list[Any]:
 
     Raises what the operation raises, NotImplementedError where it does not do this workload.
     """
+    launches = _recorded(suite, suite.runtime.record_launches, op, workload)
+    return list(dict.fromkeys(launch.kernel for launch in launches))
+
+
+def digest(suite: ModuleType, op: Op, workload: Workload) -> str | None:
+    """The digest of the suite's launch plan for ``workload``; needs no GPU.
+
+    None where the suite, an older commit's, records no plans. Raises as :func:`kernels` does.
+    """
+    if not hasattr(suite.runtime, "record_plan"):
+        return None
+    return _recorded(suite, suite.runtime.record_plan, op, workload).digest()
+
+
+def _recorded(suite: ModuleType, record: Callable[[], Any], op: Op, workload: Workload) -> Any:
+    """What ``record`` collects of the workload's direction alone."""
     inputs = op.make_inputs(workload, "meta", None)
     run = op.providers["membound"]
-    with suite.runtime.record_launches() as launches:
-        if workload.direction == BACKWARD:
+    if workload.direction == BACKWARD:
+        with suite.runtime.record_launches():
             prepared = backward.prepare(run, op, workload, inputs, None)
-            launches.clear()
+        with record() as recorded:
             backward.gradients(prepared)
-        else:
+    else:
+        with record() as recorded:
             run(inputs, workload)
-    return list(dict.fromkeys(launch.kernel for launch in launches))
+    return recorded
 
 
 def _bound(suite: ModuleType, name: str) -> Op:
@@ -102,8 +120,12 @@ def _bound(suite: ModuleType, name: str) -> Op:
         artifacts = [suite.runtime.artifact(kernel) for kernel in kernels(suite, op, workload)]
         return {artifact.name: artifact.digest for artifact in artifacts}
 
+    def plan(workload: Workload) -> str | None:
+        return digest(suite, op, workload)
+
     own = partial(_or_not_available, op.providers["membound"])
-    op = dataclasses.replace(op, providers={**op.providers, "membound": own}, kernels=digests)
+    providers = {**op.providers, "membound": own}
+    op = dataclasses.replace(op, providers=providers, kernels=digests, digest=plan)
     return op
 
 

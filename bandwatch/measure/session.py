@@ -101,11 +101,12 @@ class WorkloadResult:
     host_seconds: float = 0.0
     providers: dict[str, ProviderResult] = field(default_factory=dict)
     kernels: dict[str, str] = field(default_factory=dict)
+    digest: str | None = None
     telemetry: dict[str, Any] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
         """The workload line of the sidecar, as ``sidecar.Writer.append`` takes it."""
-        return {
+        line = {
             "session": self.session,
             "key": self.workload.key,
             "op": self.workload.op,
@@ -121,6 +122,7 @@ class WorkloadResult:
             "kernels": self.kernels,
             "telemetry": self.telemetry,
         }
+        return line if self.digest is None else line | {"digest": self.digest}
 
 
 @dataclass
@@ -376,6 +378,7 @@ class Session:
             return
         try:
             result.kernels = dict(op.kernels(result.workload))
+            result.digest = op.digest(result.workload)
         except Exception as error:  # times stand without digests, but it must be said
             provider.reason = f"{provider.reason} kernel digests: {_first_line(error)}".strip()
 

@@ -113,6 +113,10 @@ def _no_kernels(workload: Workload) -> Mapping[str, str]:
     return {}
 
 
+def _no_digest(workload: Workload) -> str | None:
+    return None
+
+
 @dataclass(frozen=True)
 class Op:
     """How a suite's operation is fed, counted, checked and run.
@@ -150,6 +154,8 @@ class Op:
         summary, limits, formula, source: texts for the docs: what it computes, what it accepts,
             the bytes it moves, where the definition is from.
         kernels: the suite's compiled kernels of a workload, as ``{kernel name: digest}``.
+        digest: SHA-256 of all that the suite has the GPU do for a workload, None where it cannot
+            tell: equal digests are equal work.
     """
 
     name: str
@@ -177,6 +183,7 @@ class Op:
     formula: str = ""
     source: str = ""
     kernels: Callable[[Workload], Mapping[str, str]] = _no_kernels
+    digest: Callable[[Workload], str | None] = _no_digest
 
     def workload(
         self, dtype: str, shape: tuple[int, ...], direction: str = FORWARD, **options: str

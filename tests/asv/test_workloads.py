@@ -214,3 +214,19 @@ def test_kernels_are_found_without_a_gpu_and_named_once():
 
     assert workloads.kernels(suite, op, workload) == [("rms_norm", torch.float16)]
     assert op.kernels(workload) == {"rms_norm": "ab" * 32}
+
+
+def test_a_suite_that_records_no_plans_has_no_digests():
+    op = workloads.ops(suite_of_torch())["rms_norm"]
+    assert op.digest(workloads.workload("rms_norm", "float16", "4096x32768")) is None
+
+
+def test_digests_are_of_the_direction_alone(monkeypatch):
+    membound = pytest.importorskip("membound")
+    op = workloads.ops(membound)["softmax"]
+    recorded = []
+    monkeypatch.setattr(membound.runtime.Plan, "digest", lambda plan: recorded.append(plan) or "0")
+    for direction in (FORWARD, BACKWARD):
+        op.digest(workloads.workload("softmax", "bfloat16", "32768x4096", direction))
+    modules = [[kernel.module for kernel in plan.kernels] for plan in recorded]
+    assert modules == [["softmax"], ["softmax_backward"]]

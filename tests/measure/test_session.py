@@ -335,6 +335,15 @@ def test_the_record_is_a_valid_sidecar_line(tmp_path):
     assert got.session["harness"]["control"] == "copy/1"
 
 
+def test_a_plans_digest_is_in_the_line_where_there_is_one(tmp_path):
+    session, _ = make()
+    op = dataclasses.replace(softmax_op(), digest=lambda workload: "d1" * 32)
+    told, silent = session.measure(op, WORKLOAD), session.measure(softmax_op(), WORKLOAD)
+    lines = write(tmp_path, session, [told, silent]).workloads
+    assert lines[0]["digest"] == "d1" * 32
+    assert "digest" not in lines[1]
+
+
 def test_failing_digests_do_not_cost_the_times():
     def broken(workload):
         raise AttributeError("no runtime")

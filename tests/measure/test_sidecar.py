@@ -137,6 +137,7 @@ HEAD = json.dumps({"schema": 1, "kind": "session", **SESSION})
         (HEAD + "\n" + line(started_at="0001-01-01T00:00:00+23:00"), r":2: started_at"),
         (HEAD + "\n" + line(started_at="2026-12-01T04:00:01 or so"), r":2: started_at"),
         (HEAD + "\n" + line(bytes_read=10**30), r":2: bytes_read"),
+        (HEAD + "\n" + line(digest="d1"), r":2: digest"),
         (HEAD + "\n" + line().replace("0.000131", "1e999"), r":2: .*greater than"),
         (HEAD + "\n" + line().replace("0.000131", "1e-320"), r":2: .*less than the minimum"),
         (HEAD + "\n" + line().replace("[1900,", f"[{10**400},"), r":2: telemetry"),
