@@ -32,6 +32,7 @@ __all__ = [
     "kernels",
     "matrices",
     "ops",
+    "unbound",
     "workload",
 ]
 
@@ -72,6 +73,11 @@ def grid() -> Iterator[Workload]:
 def benchmarked(op: str, direction: str) -> tuple[Workload, ...]:
     """The workloads of one operation and direction that are benchmarked."""
     return tuple(one for one in describe(op).benchmarks if one.direction == direction)
+
+
+def unbound(suite: Any, name: str) -> Callable[[Tensors, Workload], Any]:
+    """The suite's provider of an operation and nothing around it: torch.compile can trace it."""
+    return _DESCRIBE[name](suite).providers["membound"]
 
 
 def ops(suite: ModuleType) -> dict[str, Op]:

@@ -174,18 +174,17 @@ def _magnitudes(
     """What the gradients are differences of, given y = softmax: y g - y sum(y g) and so on."""
     import torch
 
-    with torch.no_grad():
-        scores = _scores(inputs["x"].double(), inputs, workload)
-        grad = grads[0].double().abs()
-        # what is saved loses digits below the smallest normal number
-        y = torch.softmax(scores, -1).clamp(min=torch.finfo(torch_dtype(workload.dtype)).tiny)
-        if name == "softmax":
-            size = y * (grad + (y * grad).sum(-1, keepdim=True))
-        elif name == "log_softmax":
-            total = grads[0].double().sum(-1, keepdim=True).abs() + grad.norm(dim=-1, keepdim=True)
-            size = grad + y * (1 - y.log()) * total
-        else:
-            size = y * grad.unsqueeze(-1)
+    scores = _scores(inputs["x"].double(), inputs, workload)
+    grad = grads[0].double().abs()
+    # what is saved loses digits below the smallest normal number
+    y = torch.softmax(scores, -1).clamp(min=torch.finfo(torch_dtype(workload.dtype)).tiny)
+    if name == "softmax":
+        size = y * (grad + (y * grad).sum(-1, keepdim=True))
+    elif name == "log_softmax":
+        total = grads[0].double().sum(-1, keepdim=True).abs() + grad.norm(dim=-1, keepdim=True)
+        size = grad + y * (1 - y.log()) * total
+    else:
+        size = y * grad.unsqueeze(-1)
     found = {"x": size * _SCALES[chosen(OPTIONS, workload)["scale"]]}
     if "mask" in inputs:
         found["mask"] = size.sum_to_size(inputs["mask"].shape)

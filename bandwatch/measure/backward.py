@@ -5,12 +5,31 @@ torch is imported inside the functions, like everywhere that a machine without i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from .workload import Op, Tensors, Workload
 
-_OUTPUT, _GRAD = "output ", "grad "
+
+@dataclass
+class Prepared:
+    """A forward that was run, and random gradients of its results.
+
+    ``inputs`` holds all inputs by name, among them ``leaves``, those that require a gradient;
+    ``grads`` the gradients of the results that have one, by the result's position.
+    """
+
+    inputs: Tensors
+    leaves: dict[str, Any]
+    outputs: tuple[Any, ...]
+    grads: dict[int, Any]
+
+    def values(self) -> Iterator[Any]:
+        """Every tensor, like the values of a set of inputs."""
+        yield from self.inputs.values()
+        yield from self.outputs
+        yield from self.grads.values()
 
 
 def flat(result: Any) -> tuple[Any, ...]:
@@ -34,50 +53,34 @@ def prepare(
     workload: Workload,
     inputs: Tensors,
     generator: Any,
-) -> Tensors:
-    """Run the forward on ``inputs`` and return a set of tensors for :func:`gradients`.
-
-    The set holds the inputs, those that are differentiable as leaves of their own, the results
-    with their graph, and a random gradient of each result that has one, under
-    ``"output i"`` and ``"grad i"`` with the result's position i. Raises NotImplementedError where
-    no result has one.
-    """
+) -> Prepared:
+    """Run the forward on ``inputs``; raises NotImplementedError where no result has a gradient."""
     import torch
 
     needing = {name: leaf.requires_grad_() for name, leaf in leaves(op, inputs).items()}
-    prepared = {**inputs, **needing}
+    given = {**inputs, **needing}
     with torch.enable_grad():
-        outputs = flat(provider({**prepared}, workload))
-    if not any(output.requires_grad for output in outputs):
+        outputs = flat(provider(given, workload))
+    grads = {
+        i: torch.randn(output.shape, dtype=output.dtype, device=output.device, generator=generator)
+        for i, output in enumerate(outputs)
+        if output.requires_grad
+    }
+    if not grads:
         raise NotImplementedError(f"{op.name}: no result has a gradient")
-    for i, output in enumerate(outputs):
-        if output.requires_grad:
-            prepared[f"{_OUTPUT}{i}"] = output
-            prepared[f"{_GRAD}{i}"] = torch.randn(
-                output.shape, dtype=output.dtype, device=output.device, generator=generator
-            )
-    return prepared
+    return Prepared(given, needing, outputs, grads)
 
 
-def gradients(prepared: Tensors) -> tuple[Any, ...]:
-    """Gradients of the leaves in a prepared set, in its order; can be called repeatedly.
+def gradients(prepared: Prepared) -> tuple[Any, ...]:
+    """Gradients of the leaves, in their order; can be called repeatedly.
 
     Raises RuntimeError where a leaf has none.
     """
     import torch
 
     return torch.autograd.grad(
-        [tensor for name, tensor in prepared.items() if name.startswith(_OUTPUT)],
-        [tensor for tensor in prepared.values() if tensor.is_leaf and tensor.requires_grad],
-        [tensor for name, tensor in prepared.items() if name.startswith(_GRAD)],
+        [prepared.outputs[i] for i in prepared.grads],
+        list(prepared.leaves.values()),
+        list(prepared.grads.values()),
         retain_graph=True,
     )
-
-
-def output_gradients(prepared: Tensors) -> dict[int, Any]:
-    """The gradients of a prepared set's results, by the results' position."""
-    return {
-        int(name.removeprefix(_GRAD)): tensor
-        for name, tensor in prepared.items()
-        if name.startswith(_GRAD)
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .backward import flat, leaves, output_gradients
+from .backward import Prepared, flat, leaves
 from .workload import Op, Tensors, Tolerance, Workload
 
 #: Elements that are compared at a time: in float64 they take 8 bytes each, several times.
@@ -54,31 +54,32 @@ def check(
 
 
 def check_gradients(
-    op: Op, workload: Workload, prepared: Tensors, actual: tuple[Any, ...], own: bool = True
+    op: Op, workload: Workload, prepared: Prepared, actual: tuple[Any, ...], own: bool = True
 ) -> dict[str, float]:
-    """The same of the gradients ``actual`` of a set that :func:`~.backward.prepare` made."""
-    grads = output_gradients(prepared)
-    expected = reference_gradients(op, workload, prepared, grads)
-    sizes = (
-        {} if op.magnitudes is None else op.magnitudes(prepared, tuple(grads.values()), workload)
-    )
+    """The same of the gradients ``actual`` of the leaves of ``prepared``, in their order."""
+    expected = reference_gradients(op, workload, prepared.inputs, prepared.grads)
+    sizes = magnitudes(op, workload, prepared.inputs, prepared.grads)
     errors = []
-    order = [name for name in prepared if name in expected]  # that of backward.gradients
-    for name, gradient in zip(order, actual, strict=True):
-        leaf, what = prepared[name], f"gradient of {name}"
+    for (name, leaf), gradient in zip(prepared.leaves.items(), actual, strict=True):
+        what = f"gradient of {name}"
         require_form(gradient, leaf.shape, leaf.dtype, what)
+        tolerance, size = op.gradient_tolerance, sizes.get(name)
         errors.append(
             compare(
-                gradient,
-                expected[name],
-                op.gradient_tolerance,
-                workload.dtype,
-                size=sizes.get(name),
-                own=own,
-                what=what,
+                gradient, expected[name], tolerance, workload.dtype, size=size, own=own, what=what
             )
         )
     return _worst(errors)
+
+
+def magnitudes(op: Op, workload: Workload, inputs: Tensors, grads: dict[int, Any]) -> Tensors:
+    """The sizes of the terms of the gradients, by the input's name, where the op tells them."""
+    import torch
+
+    if op.magnitudes is None:
+        return {}
+    with torch.no_grad():
+        return op.magnitudes(inputs, tuple(grads.values()), workload)
 
 
 def reference_gradients(

@@ -133,8 +133,8 @@ class _Candidate:
     variants: Callable[[], Mapping[str, Run]]
     check: Callable[[Sequence[Tensors], Graph], dict[str, float]]
     result: ProviderResult
-    #: What it makes of the inputs, untimed, before its run is captured.
-    prepare: Callable[[Tensors], Tensors] = dict
+    #: What it makes of a set of inputs, untimed, before its run on that is captured.
+    prepare: Callable[[Tensors], Tensors | backward.Prepared] = dict
     run: Run | None = None
     rounds: int = 0
     rotation_bytes: int = 0
@@ -259,7 +259,9 @@ class Session:
 
         return _Candidate(name, lambda: {"": run}, check, outcome, prepare)
 
-    def _run_forward(self, provider: Any, op: Op, workload: Workload, inputs: Tensors) -> Tensors:
+    def _run_forward(
+        self, provider: Any, op: Op, workload: Workload, inputs: Tensors
+    ) -> backward.Prepared:
         return backward.prepare(provider, op, workload, inputs, self._device.generator)
 
     def _measure_placement(
@@ -282,7 +284,7 @@ class Session:
             return [op.make_inputs(workload, device.handle, device.generator) for _ in range(count)]
 
         fed: dict[bool, list[Tensors]] = {}
-        prepared: list[list[Tensors]] = []  # lives as long as the graphs
+        prepared: list[list[Any]] = []  # lives as long as the graphs
         graphs: dict[str, Graph] = {}
         for i in self._rng.permutation(len(alive)):
             candidate = alive[i]
@@ -387,7 +389,7 @@ def _forward(provider: Callable[..., Any], inputs: Tensors, workload: Workload) 
     return provider(inputs, workload)
 
 
-def _backward(provider: Callable[..., Any], prepared: Tensors) -> Any:
+def _backward(provider: Callable[..., Any], prepared: backward.Prepared) -> Any:
     return backward.gradients(prepared)
 
 

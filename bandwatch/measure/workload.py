@@ -151,6 +151,7 @@ class Op:
         rowwise: whether row i of all matrices (inputs and results of as many rows as the
             workload's shape tells) belongs together and to no other row, so that rows can be
             checked apart; gradients of other inputs are then sums over the rows.
+        leading: whether such matrices may be tensors of more dimensions, whose last is the row.
         summary, limits, formula, source: texts for the docs: what it computes, what it accepts,
             the bytes it moves, where the definition is from.
         kernels: the suite's compiled kernels of a workload, as ``{kernel name: digest}``.
@@ -178,6 +179,7 @@ class Op:
     special: Callable[[Tensors, Workload], Any] | None = None
     takes_special: bool = True
     rowwise: bool = True
+    leading: bool = True
     summary: str = ""
     limits: str = ""
     formula: str = ""

@@ -1,70 +1,186 @@
-"""Calls of the suite's operations: built on a GPU to be run, on the meta device to be recorded.
+"""Calls of the suite's operations, generated over the registry.
 
-``python -m tests.kernels.cases`` compiles the kernels of the GPU tests ahead, on any machine.
+Built on a GPU to be run, on the meta device to be recorded. ``python -m tests.kernels.cases``
+compiles the kernels of the GPU tests ahead, on any machine.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
+import os
+import sys
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from unittest import mock
+from typing import Any
 
 import membound
 import torch
-from membound.ops import tiling
 
 from asv_bench import workloads
+from bandwatch.measure import backward
+from bandwatch.measure.workload import BACKWARD, FORWARD, Op, Tensors, Workload
 
-OPS = workloads.OPS
-DTYPES = workloads.DTYPES
+from . import views
+from .guards import guarded
+from .pairwise import pairwise
+
+DTYPES = BF16, FP16, FP32 = workloads.DTYPES
+OPS: dict[str, Op] = workloads.ops(membound)
 
 #: Makes a tensor: ``new(dtype, *shape)``.
 New = Callable[..., torch.Tensor]
 
-#: Elements on each side of a guarded output; a multiple of every access.
-PAD = 256
-SENTINEL = 7.0
+#: Rows and columns to test with default options: in a warp, odd, of a power of two and none,
+#: GPT-2's vocabulary, a cluster, more than a cluster holds, more rows than 16 bits count, none.
+SHAPES = (
+    (1, 1),
+    (65_537, 1),
+    (3, 8),
+    (4097, 8),
+    (67, 1000),
+    (4097, 1000),
+    (67, 1001),
+    (3, 1152),
+    (67, 1152),
+    (65_537, 257),
+    (67, 16_384),
+    (1, 32_768),
+    (67, 50_257),
+    (3, 262_144),
+    (1, 1_048_576),
+    (3, 1_048_575),
+    (0, 1000),
+)
+#: In float16, whose kernels are those of bfloat16 but for conversions.
+SHAPES_16 = ((67, 1000), (67, 1001), (3, 8), (1, 32_768), (3, 262_144))
+#: With all pairs of options.
+SHAPES_OPTIONS = ((67, 1000), (65, 1001), (3, 8), (5, 32_768), (2, 300_000))
+#: Of other layouts.
+SHAPES_VIEWS = ((67, 1000), (66, 1001))
 
 
 @dataclass(frozen=True)
-class Call:
-    """One call of an operation; ``shape``, ``weight`` and ``eps`` are rms_norm's."""
+class Case:
+    """A call of an op, forward and then, where it has one, backward.
 
-    op: str
-    x: torch.Tensor
-    weight: torch.Tensor | None = None
-    shape: tuple[int, ...] | None = None
-    eps: float | None = None
+    ``view`` is the layout of the input ``of``, or, where that is ``"grad"``, of the gradients.
+    ``leading`` views the rows as several dimensions: ``(3, 5)`` of 15 rows.
+    """
+
+    workload: Workload
+    of: str = ""
+    view: str = ""
+    leading: tuple[int, ...] = ()
+    swapped: bool = False
 
     @property
-    def columns(self) -> int:
-        return math.prod(self.shape or self.x.shape[-1:])
+    def op(self) -> Op:
+        return OPS[self.workload.op]
 
-    def __call__(self) -> torch.Tensor:
-        if self.op == "softmax":
-            return membound.softmax(self.x)
-        shape = self.shape or self.x.shape[-1:]
-        return membound.rms_norm(self.x, shape, self.weight, self.eps)
+    @property
+    def id(self) -> str:
+        key = self.workload.key.replace(f"/{FORWARD}/", "/")
+        layout = [f"{self.of} {self.view}"] if self.of else []
+        dims = [f"rows {self.leading}{' swapped' if self.swapped else ''}"] if self.leading else []
+        return "-".join([key, *layout, *dims]).replace("/", "-")
 
-    def guarded(self, offset: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run with the output ``offset`` elements behind a boundary, in a buffer of our own.
+    @property
+    def seed(self) -> int:
+        return zlib.crc32(self.id.encode())
 
-        Returns the output, NaN where the kernel left it out, and the buffer, SENTINEL elsewhere.
+    def inputs(self, device: str) -> tuple[Tensors, Tensors]:
+        """Fresh inputs: as the op is given them, and contiguous copies for the reference.
+
+        Of inputs that are to be viewed as rows of several dimensions, the copies are matrices.
         """
-        begin, count = PAD + offset, self.x.numel()
-        buffer = torch.full(
-            (begin + count + PAD,), SENTINEL, dtype=self.x.dtype, device=self.x.device
-        )
-        out = buffer[begin : begin + count].view(-1, self.columns)
-        out.fill_(float("nan"))
-        # the operations take their outputs from here
-        with mock.patch.object(torch, "empty_like", lambda *args, **kwargs: out):
-            result = self()
-        assert result.is_meta or result.data_ptr() == out.data_ptr()
-        return result, buffer
+        op, generator = self.op, None
+        if device != "meta":
+            generator = torch.Generator(device).manual_seed(self.seed)
+        given = dict(op.make_inputs(self.workload, device, generator))
+        if self.of in given:
+            given[self.of] = views.INPUT[self.view](given[self.of])
+        copies = {
+            name: value.clone(memory_format=torch.contiguous_format)
+            for name, value in given.items()
+        }
+        for name, value in given.items():
+            if self.leading and value.dim() and len(value) == self.workload.shape[0]:
+                given[name] = self._unfold(value)
+        return given, copies
+
+    def _unfold(self, value: torch.Tensor) -> torch.Tensor:
+        unfolded = value.view(*self.leading, *value.shape[1:])
+        return unfolded.transpose(0, 1).contiguous().transpose(0, 1) if self.swapped else unfolded
+
+
+@dataclass
+class Ran:
+    """What came of a case: results, gradients by the input's name, and what they were given."""
+
+    case: Case
+    inputs: Tensors  # contiguous copies, for the reference
+    outputs: tuple[torch.Tensor, ...]
+    grads: dict[int, torch.Tensor]
+    gradients: dict[str, torch.Tensor]
+
+
+def has_backward(op: Op) -> bool:
+    return BACKWARD in op.directions
+
+
+def run(case: Case, device: str, op: Op | None = None, suite: Any = None) -> Ran:
+    """Run forward and backward in guarded memory; ``op`` may be another suite's."""
+    op = op or case.op
+    given, copies = case.inputs(device)
+    own = op.providers["membound"]
+    with guarded(suite) as guards:
+        if not (has_backward(op) and backward.leaves(op, given)):
+            outputs, grads, gradients = backward.flat(own(given, case.workload)), {}, {}
+        else:
+            generator = None if device == "meta" else torch.Generator(device).manual_seed(1)
+            prepared = backward.prepare(own, op, case.workload, given, generator)
+            outputs = prepared.outputs
+            if case.of == "grad":
+                lay = views.GRADIENT[case.view]
+                prepared.grads.update(
+                    {i: lay(g) if g.dim() > 1 else g for i, g in prepared.grads.items()}
+                )
+            grads = prepared.grads
+            gradients = dict(zip(prepared.leaves, backward.gradients(prepared), strict=True))
+        if device != "meta":
+            guards.check()
+            for name, value in copies.items():
+                kept = given[name].reshape(value.shape)
+                assert torch.equal(bits(kept), bits(value)), f"input {name} was changed"
+    if case.leading:
+        outputs = tuple(map(_fold(case), outputs))
+        grads = {i: _fold(case)(grad) for i, grad in grads.items()}
+        gradients = {
+            name: gradient.reshape(copies[name].shape) for name, gradient in gradients.items()
+        }
+    return Ran(case, copies, outputs, grads, gradients)
+
+
+def _fold(case: Case) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Several dimensions of rows as one again, in tensors that have them."""
+    count = len(case.leading)
+
+    def fold(tensor: torch.Tensor) -> torch.Tensor:
+        if tuple(tensor.shape[:count]) != case.leading:
+            return tensor
+        return tensor.reshape(-1, *tensor.shape[count:])
+
+    return fold
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The bits as integers, in which NaN equals itself."""
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.contiguous().view(kinds[tensor.element_size()])
 
 
 def new(device: str) -> New:
@@ -78,150 +194,175 @@ def new(device: str) -> New:
     return make
 
 
-def plain(op: str, dtype: str, rows: int, columns: int, make: New) -> Call:
-    weight = make(dtype, columns) if op == "rms_norm" else None
-    return Call(op, make(dtype, rows, columns), weight)
-
-
 def shifted(dtype: str, rows: int, columns: int, by: int, make: New) -> torch.Tensor:
     """A contiguous matrix that starts ``by`` elements behind an allocation's start."""
     return make(dtype, rows * columns + by)[by:].view(rows, columns)
 
 
-COLUMNS = (1, 8, 1000, 1001, 1152, 16384, 32768, 50257, 262144)
-SHAPES = [
-    *((rows, columns) for columns in COLUMNS for rows in (1, 3, 4097 if columns <= 16384 else 67)),
-    *(workloads.workload("softmax", "float32", shape).shape for shape in workloads.SHAPES),
-]
-
-PLAIN: dict[str, Callable[[New], Call]] = {
-    f"{op}-{dtype}-{rows}x{columns}": partial(plain, op, dtype, rows, columns)
-    for op in OPS
-    for dtype in DTYPES
-    for rows, columns in SHAPES
-}
-
-#: Inputs that are not contiguous matrices, by what they are.
-_VIEWS: dict[str, Callable[[New, str], torch.Tensor]] = {
-    "first columns": lambda new, dtype: new(dtype, 67, 2048)[:, :1000],
-    "columns from 3 on": lambda new, dtype: new(dtype, 67, 2048)[:, 3:1003],
-    "columns from 4 on": lambda new, dtype: new(dtype, 67, 2048)[:, 4:1004],
-    "columns from 2 on": lambda new, dtype: new(dtype, 67, 2048)[:, 2:1002],
-    "odd row stride": lambda new, dtype: new(dtype, 67, 1001)[:, :1000],
-    "one element late": lambda new, dtype: shifted(dtype, 67, 1000, 1, new),
-    "odd and one element late": lambda new, dtype: shifted(dtype, 67, 1001, 1, new),
-    "every third row": lambda new, dtype: new(dtype, 201, 1000)[::3],
-    "every other column": lambda new, dtype: new(dtype, 67, 2000)[:, ::2],
-    "transposed": lambda new, dtype: new(dtype, 1000, 67).t(),
-    "one row expanded": lambda new, dtype: new(dtype, 1, 1000).expand(67, 1000),
-    "one column expanded": lambda new, dtype: new(dtype, 67, 1).expand(67, 1000),
-    "one dimension": lambda new, dtype: new(dtype, 1000),
-    "three dimensions": lambda new, dtype: new(dtype, 3, 5, 1000),
-    "leading dimensions swapped": lambda new, dtype: new(dtype, 5, 3, 1000).transpose(0, 1),
-    "three dimensions of a slice": lambda new, dtype: new(dtype, 3, 5, 2048)[:, 1:4, :1000],
-    "no rows": lambda new, dtype: new(dtype, 0, 1000),
-    "one column of a row": lambda new, dtype: new(dtype, 1, 67).t(),
-    "one column of many": lambda new, dtype: new(dtype, 67, 9)[:, 4:5],
-    "one element": lambda new, dtype: new(dtype, 1),
-}
-
-VIEWS: dict[str, Callable[[New], Call]] = {
-    f"{op}-{dtype}-{name}": lambda new, op=op, dtype=dtype, view=view: Call(op, view(new, dtype))
-    for op in OPS
-    for dtype in ("bfloat16", "float32")
-    for name, view in _VIEWS.items()
-}
+def _accepted(op: Op, workload: Workload) -> bool:
+    return workload.dtype in op.dtypes and op.accepts(workload)
 
 
-def _weighted(x: tuple, weight: tuple, view: Callable = lambda w: w, **options) -> Callable:
-    return lambda new: Call("rms_norm", new(*x), view(new(*weight)), **options)
+def plain(op: Op, full: bool = False) -> Iterator[Case]:
+    """Default options on every awkward shape; ``full``: all options."""
+    for dtype in op.dtypes:
+        few = dtype == FP16 and not op.shapes and not full
+        for shape in op.shapes or (SHAPES_16 if few else SHAPES):
+            if _accepted(op, workload := op.workload(dtype, shape)):
+                yield Case(workload)
 
 
-BF16, FP16, FP32 = DTYPES
+def optional(op: Op, full: bool = False) -> Iterator[Case]:
+    """All pairs of options, dtypes and some shapes; ``full``: all combinations."""
+    if not op.options:
+        return
+    shapes = op.shapes or SHAPES_OPTIONS
+    choices = {"dtype": op.dtypes, "shape": shapes, **op.options}
 
-WEIGHTS: dict[str, Callable[[New], Call]] = {
-    "none": lambda new: Call("rms_norm", new(BF16, 67, 1000)),
-    "none, float16": lambda new: Call("rms_norm", new(FP16, 67, 1000)),
-    "none, odd": lambda new: Call("rms_norm", new(BF16, 67, 1001)),
-    "wider": _weighted((BF16, 67, 1000), (FP32, 1000)),
-    "wider, odd": _weighted((FP16, 67, 1001), (FP32, 1001)),
-    "wider, cluster": _weighted((BF16, 3, 262144), (FP32, 262144)),
-    "narrower": _weighted((FP32, 67, 1000), (BF16, 1000)),
-    "narrower, odd": _weighted((FP32, 67, 1001), (FP16, 1001)),
-    "narrower, cluster": _weighted((FP32, 3, 262144), (FP16, 262144)),
-    "of the other 16 bits": _weighted((BF16, 67, 1000), (FP16, 1000)),
-    "one element late": _weighted((BF16, 67, 1000), (BF16, 1001), lambda w: w[1:]),
-    "wider, one element late": _weighted((BF16, 67, 1000), (FP32, 1001), lambda w: w[1:]),
-    "narrower, one element late": _weighted((FP32, 67, 1000), (BF16, 1001), lambda w: w[1:]),
-    "every other element": _weighted((FP32, 67, 1000), (FP32, 2000), lambda w: w[::2]),
-    "one value expanded": _weighted((FP32, 67, 1000), (FP32, 1), lambda w: w.expand(1000)),
-    "of one column": _weighted((FP32, 67, 1), (FP32, 1)),
-    "two dimensions": _weighted((BF16, 67, 8, 125), (BF16, 8, 125), shape=(8, 125)),
-    "two dimensions, transposed": _weighted(
-        (FP32, 67, 8, 125), (FP32, 125, 8), lambda w: w.t(), shape=(8, 125)
-    ),
-    "all dimensions": _weighted((FP32, 8, 125), (FP32, 8, 125), shape=(8, 125)),
-    "large eps": _weighted((FP32, 67, 1000), (FP32, 1000), eps=100.0),
-    "no eps": _weighted((FP32, 67, 1000), (FP32, 1000), eps=0.0),
-}
+    def workload(chosen: dict[str, Any]) -> Workload:
+        return op.workload(**chosen)
+
+    def accepts(chosen: dict[str, Any]) -> bool:
+        return _accepted(op, workload(chosen))
+
+    if full:
+        names = list(choices)
+        combinations = (
+            dict(zip(names, values, strict=True)) for values in itertools.product(*choices.values())
+        )
+        chosen = [one for one in combinations if accepts(one)]
+    else:
+        chosen = pairwise(choices, accepts)
+    yield from (Case(one) for one in map(workload, chosen) if one.options)
 
 
-def _late(op: str, dtype: str, columns: int, by: int, make: New) -> Call:
-    weight = make(dtype, columns) if op == "rms_norm" else None
-    return Call(op, shifted(dtype, 67, columns, by, make), weight)
+def laid_out(op: Op) -> Iterator[Case]:
+    """Every floating input in every layout; dtypes and shapes take turns."""
+    turns = itertools.cycle(itertools.product(SHAPES_VIEWS, (BF16, FP32)))
+    for workload in _with_all_inputs(op):
+        for name, value in op.make_inputs(workload, "meta", None).items():
+            if not value.is_floating_point() or not value.dim():
+                continue
+            for view in views.MATRIX if value.dim() > 1 else views.VECTOR:
+                shape, dtype = next(turns)
+                options = dict(workload.options)
+                turn = op.workload(dtype, op.shapes[0] if op.shapes else shape, **options)
+                yield Case(turn if _accepted(op, turn) else workload, name, view)
+    if has_backward(op):
+        for view in views.GRADIENT:
+            for dtype in (BF16, FP32):
+                shape = next(turns)[0]
+                turn = op.workload(dtype, op.shapes[0] if op.shapes else shape)
+                if _accepted(op, turn):
+                    yield Case(turn, "grad", view)
+    if op.rowwise and op.leading:
+        for leading, swapped in (((3, 5), False), ((3, 5), True), ((2, 3, 4), False)):
+            for columns in (1000, 1001):
+                turn = op.workload(BF16, (math.prod(leading), columns))
+                if _accepted(op, turn):
+                    yield Case(turn, leading=leading, swapped=swapped)
 
 
-#: Calls to run with an output that is not aligned, and how many elements it is late.
-MISALIGNED: dict[str, tuple[Callable[[New], Call], int]] = {
-    f"{op}-{dtype}-n{columns}-x{late}-out{offset}": (
-        partial(_late, op, dtype, columns, late),
-        offset,
-    )
-    for op in OPS
-    for dtype in (BF16, FP32)
-    for columns, late, offset in (
-        (8, 0, 1),
-        (1000, 0, 1),
-        (1000, 0, 4),
-        (1000, 3, 3),  # x and output alike: shifted accesses
-        (1001, 0, 1),
-        (1001, 5, 5),
-    )
-}
+def _with_all_inputs(op: Op) -> list[Workload]:
+    """Workloads of one option each that has inputs which the defaults, or those before, lack."""
+    shape = (op.shapes or SHAPES_VIEWS)[0]
+    dtype = BF16 if BF16 in op.dtypes else op.dtypes[0]
+    found: list[Workload] = []
+    seen: set[str] = set()
+    for name, values in {"": ("",), **op.options}.items():
+        for value in values:
+            workload = op.workload(dtype, shape, **({name: value} if name else {}))
+            if not _accepted(op, workload):
+                continue
+            inputs = op.make_inputs(workload, "meta", None)
+            if not set(inputs) <= seen:
+                seen |= set(inputs)
+                found.append(workload)
+    return found
 
-#: Matrices of more than 2^31 elements, dense and strided.
-HUGE: dict[str, Callable[[New], Call]] = {
-    "softmax-dense": lambda new: Call("softmax", new(BF16, 33_000, 65_536)),
-    "softmax-strided": lambda new: Call("softmax", new(BF16, 67, (1 << 25) + 8)[:, :1000]),
-    "rms_norm-dense": lambda new: Call("rms_norm", new(BF16, 33_000, 65_536)),
-    "rms_norm-strided": lambda new: Call("rms_norm", new(BF16, 67, (1 << 25) + 8)[:, :1000]),
-}
+
+@functools.cache
+def cases() -> dict[str, Case]:
+    """The generated cases of all ops, by id."""
+    found = {}
+    for op in OPS.values():
+        for case in [*plain(op), *optional(op), *laid_out(op)]:
+            found[case.id] = case
+    return found
+
+
+def typical(op: Op) -> list[Case]:
+    """A few ordinary calls: of aligned rows, odd rows, and, where the op takes them, long rows."""
+    shapes = op.shapes[:2] or ((67, 1000), (67, 1001), (67, 32_768), (5, 262_144))
+    dtypes = [dtype for dtype in (BF16, FP32) if dtype in op.dtypes] or list(op.dtypes)
+    offered = (op.workload(dtypes[i % len(dtypes)], shape) for i, shape in enumerate(shapes))
+    return [Case(workload) for workload in offered if _accepted(op, workload)]
 
 
 @contextmanager
 def recorded() -> Iterator[list]:
     """Record launches as on a GPU, where allocations start on boundaries."""
-    address = mock.patch.object(
-        tiling, "_address", lambda tensor: tensor.storage_offset() * tensor.element_size()
-    )
-    with address, membound.runtime.record_launches() as launches:
+    with membound.runtime.record_launches() as launches:
         yield launches
+
+
+def launched(case: Case) -> list[membound.runtime.Kernel]:
+    """The kernels of a case, forward and backward; needs no GPU."""
+    with recorded() as launches:
+        run(case, "meta")
+    return list(dict.fromkeys(launch.kernel for launch in launches))
 
 
 def gpu_kernels() -> list[membound.runtime.Kernel]:
     """Every kernel that the GPU tests launch, each once; needs no GPU."""
-    make = new("meta")
-    with recorded() as launches:
-        for build in [*PLAIN.values(), *VIEWS.values(), *WEIGHTS.values(), *HUGE.values()]:
-            build(make)()
-        for build, offset in MISALIGNED.values():
-            build(make).guarded(offset)
-    return list(dict.fromkeys(launch.kernel for launch in launches))
+    every = itertools.chain(cases().values(), *map(extra, OPS.values()))
+    return list(dict.fromkeys(kernel for case in every for kernel in launched(case)))
+
+
+def extra(op: Op) -> list[Case]:
+    """Cases of the tests that are no generated ones: see test_gpu.py."""
+    return [*typical(op), *special_cases(op), *huge_cases(op), *varying_rows(op)]
+
+
+def special_cases(op: Op) -> list[Case]:
+    """Calls whose rows will hold NaN and infinities."""
+    if not op.takes_special or op.shapes or not op.rowwise:
+        return []
+    offered = [
+        op.workload(dtype, (24, columns))
+        for dtype in op.dtypes
+        for columns in (8, 1000, 1001, 50_257)
+    ]
+    return [Case(one) for one in offered if _accepted(op, one)]
+
+
+def huge_cases(op: Op) -> list[Case]:
+    """More than 2^31 elements: in one matrix, or from the first row to the last."""
+    if not op.rowwise or op.shapes:
+        return []
+    offered = [Case(op.workload(BF16, (33_000, 65_536)))]
+    workload = op.workload(BF16, (67, 1000))
+    for name, value in op.make_inputs(workload, "meta", None).items():
+        if value.is_floating_point() and value.shape == workload.shape:
+            offered.append(Case(workload, name, "far apart"))
+    return [case for case in offered if _accepted(op, case.workload)]
+
+
+def varying_rows(op: Op) -> list[Case]:
+    """The same rows in other numbers, for torch.compile."""
+    if op.shapes:
+        return typical(op)[:1]
+    offered = (op.workload(BF16, (rows, 1000)) for rows in (67, 3, 4097))
+    return [Case(one) for one in offered if _accepted(op, one)]
 
 
 if __name__ == "__main__":
     kernels = gpu_kernels()
-    done = iter(range(1, len(kernels) + 1))
-    membound.runtime.build(
-        kernels, progress=lambda kernel: print(f"{next(done)}/{len(kernels)} {kernel.name}")
-    )
+    print(f"{len(cases())} cases, {len(kernels)} kernels")
+    if sys.argv[1:] != ["--list"]:
+        done = iter(range(1, len(kernels) + 1))
+        membound.runtime.build(
+            kernels,
+            jobs=min(16, os.cpu_count() or 1),
+            progress=lambda kernel: print(f"{next(done)}/{len(kernels)} {kernel.name}"),
+        )

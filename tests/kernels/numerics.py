@@ -1,87 +1,95 @@
-"""What a result must be: float64 references, and bounds on the error of float32 arithmetic."""
+"""What a result must be: the registry's float64 references, within the registry's tolerances."""
 
 from __future__ import annotations
 
-import math
+import dataclasses
+from typing import Any
 
 import torch
 
-from .cases import PAD, SENTINEL, Call
+from bandwatch.measure import backward, correctness
+from bandwatch.measure.workload import Op, Workload
 
-#: Largest relative error of rounding to the dtype.
-_ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0**-24}
-#: Largest absolute error below the normal numbers: float16 rounds there, the others flush to 0.
-_FLUSHED = {torch.bfloat16: 2.0**-126, torch.float16: 2.0**-25, torch.float32: 2.0**-126}
+from .cases import Ran
 
-#: Elements that are compared at a time: references take 8 bytes each, several times.
-_CHUNK = 1 << 25
+#: Elements of a matrix that are judged at a time: references take 8 bytes each, several times.
+_CHUNK = 1 << 27
 
 
-def tolerance(dtype: torch.dtype, columns: int, spread: float = 0.0) -> tuple[float, float]:
-    """Relative and absolute bound on the error of a row of ``columns``, rounded once to ``dtype``.
+def assert_right(ran: Ran, op: Op | None = None) -> None:
+    """Require every element of every result and gradient of ``ran`` to be right.
 
-    A sum takes at most 32 additions in a thread and then a tree. An exponent has the relative
-    error of three roundings, which counts in proportion to its size: at most ``spread``, the
-    largest distance from a row's maximum. 16 more are for the hardware's functions and products.
+    Raises WrongResult.
     """
-    roundings = min(columns, 32) + math.log2(columns) + 3 * spread + 16
-    return _ROUNDOFF[dtype] + roundings * 2.0**-24, _FLUSHED[dtype]
-
-
-def reference(call: Call, x: torch.Tensor) -> torch.Tensor:
-    """The float64 result for the rows ``x`` (M, columns) of ``call``'s input."""
-    x = x.double()
-    if call.op == "softmax":
-        return torch.softmax(x, -1)
-    eps = torch.finfo(torch.float32).eps if call.eps is None else call.eps
-    normed = x * (x.square().mean(-1, keepdim=True) + eps).rsqrt()
-    return normed if call.weight is None else normed * call.weight.reshape(-1).double()
-
-
-def assert_right(call: Call, actual: torch.Tensor) -> None:
-    """Require ``actual`` to be what ``call`` must return, every element of it."""
-    assert actual.shape == call.x.shape
-    assert actual.dtype == call.x.dtype
-    assert actual.device.type == call.x.device.type
-    assert actual.is_contiguous()
-    if not call.x.numel():
+    op = op or ran.case.op
+    workload = ran.case.workload
+    for output in ran.outputs:
+        assert output.is_contiguous()
+    if not (op.rowwise and torch.Size(workload.shape).numel() > _CHUNK):
+        forms(op, ran)
+        correctness.check(op, workload, ran.inputs, ran.outputs)
+        if ran.gradients:
+            expected = correctness.reference_gradients(op, workload, ran.inputs, ran.grads)
+            sizes = correctness.magnitudes(op, workload, ran.inputs, ran.grads)
+            _compare_gradients(op, workload, ran.gradients, expected, sizes)
         return
-    results = actual.view(-1, call.columns)
-    rows = call.x.reshape(-1, call.columns)
-    step = max(1, _CHUNK // call.columns)
-    for begin in range(0, len(rows), step):
-        x = rows[begin : begin + step]
-        top = x.amax(-1, keepdim=True).double()
-        spread = (top - x).max().item() if call.op == "softmax" else 0.0
-        assert_close(
-            results[begin : begin + step],
-            reference(call, x),
-            *tolerance(call.x.dtype, call.columns, spread),
-            first_row=begin,
+    _by_rows(op, workload, ran)
+
+
+def forms(op: Op, ran: Ran) -> None:
+    """Require gradients to have the shapes and dtypes of their inputs."""
+    for name, gradient in ran.gradients.items():
+        like = ran.inputs[name]
+        correctness.require_form(gradient, like.shape, like.dtype, f"gradient of {name}")
+
+
+def _compare_gradients(op: Op, workload: Workload, actual: Any, expected: Any, sizes: Any) -> None:
+    for name, gradient in actual.items():
+        correctness.compare(
+            gradient,
+            expected[name],
+            op.gradient_tolerance,
+            workload.dtype,
+            size=sizes.get(name),
+            what=f"gradient of {name}",
         )
 
 
-def assert_close(
-    actual: torch.Tensor, expected: torch.Tensor, rtol: float, atol: float, first_row: int = 0
-) -> None:
-    """Require |actual - expected| <= atol + rtol |expected|, and NaN and infinities alike."""
-    assert actual.shape == expected.shape
-    actual, expected = actual.double(), expected.double()
-    right = (actual - expected).abs() <= atol + rtol * expected.abs()
-    right &= expected.isfinite()
-    right |= (actual == expected) | (actual.isnan() & expected.isnan())
-    if not right.all():
-        wrong = (~right).nonzero()
-        row, column = wrong[0].tolist()
-        raise AssertionError(
-            f"{len(wrong)} of {right.numel()} values are wrong, first at row {row + first_row}, "
-            f"column {column}: {actual[row, column].item():.9g}, expected "
-            f"{expected[row, column].item():.9g} (rtol {rtol:.3g}, atol {atol:.3g})"
-        )
+def _by_rows(op: Op, workload: Workload, ran: Ran) -> None:
+    """Judge rows in parts; gradients of what all rows share are sums over the parts."""
+    rows, columns = workload.shape
+    step = max(1, _CHUNK // 4 // columns)
+    sums: dict[str, torch.Tensor] = {}
+    sizes: dict[str, torch.Tensor] = {}
+    for begin in range(0, rows, step):
+        part = slice(begin, begin + step)
+
+        def of(tensor: torch.Tensor, part: slice = part) -> torch.Tensor:
+            return tensor[part] if tensor.dim() and len(tensor) == rows else tensor
+
+        inputs = {name: of(value) for name, value in ran.inputs.items()}
+        few = dataclasses.replace(workload, shape=(min(step, rows - begin), columns))
+        correctness.check(op, few, inputs, tuple(map(of, ran.outputs)))
+        if not ran.gradients:
+            continue
+        grads = {i: of(grad) for i, grad in ran.grads.items()}
+        expected = correctness.reference_gradients(op, few, inputs, grads)
+        found = correctness.magnitudes(op, few, inputs, grads)
+        own = {name: of(g) for name, g in ran.gradients.items() if of(g) is not g}
+        _compare_gradients(op, few, own, expected, found)
+        for name in ran.gradients.keys() - own.keys():
+            sums[name] = sums.get(name, 0) + expected[name]
+            if name in found:
+                sizes[name] = sizes.get(name, 0) + found[name]
+    shared = {name: ran.gradients[name] for name in sums}
+    _compare_gradients(op, workload, shared, sums, sizes)
 
 
-def assert_guards_hold(buffer: torch.Tensor, offset: int = 0) -> None:
-    """Require that nothing was written before or behind the output in a guarded buffer."""
-    for where, guard in (("before", buffer[: PAD + offset]), ("behind", buffer[-PAD:])):
-        touched = (guard != SENTINEL).nonzero()
-        assert not len(touched), f"{len(touched)} elements {where} the output were written"
+def special_result(op: Op, workload: Workload, inputs: dict[str, torch.Tensor]) -> tuple[Any, ...]:
+    """What torch gives in float32 where rows hold NaN and infinities."""
+    wide = {
+        name: value.float() if value.is_floating_point() else value
+        for name, value in inputs.items()
+    }
+    run = op.special or list(op.providers.values())[1]
+    return backward.flat(run(wide, dataclasses.replace(workload, dtype="float32")))

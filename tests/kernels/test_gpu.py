@@ -1,5 +1,6 @@
-"""On a Hopper GPU: every element of every result, and not one beside it."""
+"""On a Hopper GPU: every element of every result and gradient, and not one byte beside it."""
 
+import dataclasses
 import os
 from unittest import mock
 
@@ -8,25 +9,32 @@ import pytest
 import torch
 from membound.runtime import cache
 
+from asv_bench import workloads
+from bandwatch.measure import backward, correctness
+
 from .cases import (
-    BF16,
-    DTYPES,
-    FP16,
-    FP32,
-    HUGE,
-    MISALIGNED,
     OPS,
-    PLAIN,
-    VIEWS,
-    WEIGHTS,
-    Call,
+    Case,
+    bits,
+    cases,
     gpu_kernels,
-    new,
-    plain,
+    has_backward,
+    huge_cases,
+    run,
+    special_cases,
+    typical,
+    varying_rows,
 )
-from .numerics import assert_close, assert_guards_hold, assert_right, tolerance
+from .numerics import assert_right, special_result
 
 pytestmark = pytest.mark.gpu
+
+TYPICAL = {case.id: case for op in OPS.values() for case in typical(op)}
+SPECIAL = {case.id: case for op in OPS.values() for case in special_cases(op)}
+HUGE = {case.id: case for op in OPS.values() for case in huge_cases(op)}
+
+every_op = pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
+typical_calls = pytest.mark.parametrize("case", TYPICAL.values(), ids=list(TYPICAL))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,61 +49,19 @@ def kernels():
         yield
 
 
-@pytest.fixture(scope="module")
-def make():
-    return new("cuda")
+@pytest.mark.parametrize("case", cases().values(), ids=list(cases()))
+def test_every_element_is_right(case):
+    assert_right(run(case, "cuda"))
 
 
-def require(call, offset=0):
-    """Require the result to be right, with and without an output buffer of the test's own."""
-    # the allocator hands this block out again: what the kernel leaves out stays NaN
-    torch.full(call.x.shape, float("nan"), dtype=call.x.dtype, device="cuda")
-    result = call()
-    assert_right(call, result)
-    if call.x.numel():
-        guarded, buffer = call.guarded(offset)
-        assert_guards_hold(buffer, offset)
-        if offset:  # other accesses, another order of sums
-            assert_right(call, guarded)
-        else:
-            assert bits(guarded).equal(bits(result))
+@pytest.mark.parametrize("case", HUGE.values(), ids=list(HUGE))
+def test_more_than_2_to_the_31_elements(case):
+    torch.cuda.empty_cache()
+    assert_right(run(case, "cuda"))
 
 
-def bits(tensor):
-    return tensor.view(torch.int32 if tensor.element_size() == 4 else torch.int16)
-
-
-@pytest.mark.parametrize("name", PLAIN)
-def test_matrices(name, make):
-    require(PLAIN[name](make))
-
-
-@pytest.mark.parametrize("name", VIEWS)
-def test_views(name, make):
-    require(VIEWS[name](make))
-
-
-@pytest.mark.parametrize("name", WEIGHTS)
-def test_weights(name, make):
-    require(WEIGHTS[name](make))
-
-
-@pytest.mark.parametrize("name", MISALIGNED)
-def test_misaligned_outputs(name, make):
-    build, offset = MISALIGNED[name]
-    require(build(make), offset)
-
-
-@pytest.mark.parametrize("name", HUGE)
-def test_more_than_2_to_the_31_elements(name, make):
-    call = HUGE[name](make)
-    assert call.x.stride(0) * (len(call.x) - 1) > 2**31
-    require(call)
-
-
-def special_rows(dtype, columns):
-    """Rows of what is no ordinary number, each beside a row that is."""
-    x = new("cuda")(dtype, 24, columns)
+#: Rows of what is no ordinary number, each beside a row that is.
+def make_special(x):
     inf, nan, largest = float("inf"), float("nan"), torch.finfo(x.dtype).max
     x[1] = -inf
     x[3] = nan
@@ -104,108 +70,182 @@ def special_rows(dtype, columns):
     x[9, -1] = nan
     x[11, 0] = inf
     x[13, -1] = inf
-    x[15, : columns // 2] = -inf
+    x[15, : x.shape[1] // 2] = -inf
     x[17, :-1] = -inf
     x[19] = 0
     x[21] = largest
-    x[23] = largest
-    x[23, ::2] = -largest
-    return x
 
 
-@pytest.mark.parametrize("columns", [1, 8, 1000, 1001, 32768, 262144])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("op", OPS)
-def test_what_is_no_number_spreads_as_in_torch(op, dtype, columns):
-    x = special_rows(dtype, columns)
-    if op == "softmax":
-        actual, expected = membound.softmax(x), torch.softmax(x.float(), -1)
-    else:
-        weight = torch.full((columns,), 1.5, dtype=x.dtype, device="cuda")
-        actual = membound.rms_norm(x, columns, weight)
-        # torch's formula by torch's own steps: its kernel for columns that are no multiple of 4
-        # makes a whole row NaN where its kernel for others, and the formula, leave zeros
-        mean_square = x.float().square().mean(-1, keepdim=True)
-        eps = torch.finfo(torch.float32).eps
-        expected = x.float() * (mean_square + eps).rsqrt() * weight.float()
-    rtol, atol = tolerance(x.dtype, columns, spread=50)
-    assert_close(actual, expected, 2 * rtol, 2 * atol)
-    assert actual[::2].isfinite().all()
+@pytest.mark.parametrize("case", SPECIAL.values(), ids=list(SPECIAL))
+def test_special_numbers_give_what_torch_gives_and_stay_in_their_rows(case):
+    op, workload = case.op, case.workload
+    matrices = [
+        name
+        for name, value in op.make_inputs(workload, "meta", None).items()
+        if value.is_floating_point() and value.shape == workload.shape
+    ]
+    for name in matrices:
+        inputs = dict(case.inputs("cuda")[0])
+        make_special(inputs[name])
+        outputs = backward.flat(op.providers["membound"](inputs, workload))
+        expected = special_result(op, workload, inputs)
+        for i, (output, right) in enumerate(zip(outputs, expected, strict=True)):
+            right = right.double() if right.is_floating_point() else right
+            correctness.compare(
+                output, right, op.tolerance, workload.dtype, own=False, what=f"{name}: result {i}"
+            )
+        if has_backward(op):
+            _ordinary_rows_keep_their_gradients(op, workload, inputs)
 
 
-def test_squares_that_overflow_float16(make):
-    x = make(FP16, 67, 1000) + 300
-    assert x.square().isinf().any()
-    require(Call("rms_norm", x, make(FP16, 1000)))
+def _ordinary_rows_keep_their_gradients(op, workload, inputs):
+    generator = torch.Generator("cuda").manual_seed(1)
+    own = op.providers["membound"]
+    prepared = backward.prepare(own, op, workload, inputs, generator)
+    gradients = dict(zip(prepared.leaves, backward.gradients(prepared), strict=True))
+    rows = workload.shape[0]
+
+    def even(tensor):
+        return tensor[::2] if tensor.dim() and len(tensor) == rows else tensor
+
+    few = dataclasses.replace(workload, shape=(rows // 2, *workload.shape[1:]))
+    picked = {name: even(value) for name, value in inputs.items()}
+    grads = {i: even(grad) for i, grad in prepared.grads.items()}
+    expected = correctness.reference_gradients(op, few, picked, grads)
+    sizes = correctness.magnitudes(op, few, picked, grads)
+    for name, gradient in gradients.items():
+        if even(gradient) is not gradient:
+            correctness.compare(
+                even(gradient),
+                expected[name],
+                op.gradient_tolerance,
+                workload.dtype,
+                size=sizes.get(name),
+                what=f"gradient of {name}",
+            )
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_exponents_far_apart(dtype, make):
-    require(Call("softmax", make(dtype, 67, 1000) * 50))
+def forward_and_backward(op, workload, given, grads=None):
+    """Results, and gradients of the leaves for ``grads``, all in one tuple."""
+    outputs = backward.flat(op.providers["membound"](given, workload))
+    leaves = [value for value in given.values() if value.requires_grad]
+    if not leaves:
+        return outputs
+    differentiable = [output for output in outputs if output.requires_grad]
+    if grads is None:
+        grads = [torch.ones_like(output) for output in differentiable]
+    return *(output.detach() for output in outputs), *torch.autograd.grad(
+        differentiable, leaves, grads
+    )
 
 
-@pytest.mark.parametrize("columns", [1000, 262144])
-@pytest.mark.parametrize("op", OPS)
-def test_a_graph_replays_on_what_its_input_holds_by_then(op, columns, make):
-    call = plain(op, BF16, 67, columns, make)
-    call()  # loads the kernel: that cannot be captured
+def as_leaves(op, given):
+    needing = backward.leaves(op, given) if has_backward(op) else {}
+    return {**given, **{name: leaf.requires_grad_() for name, leaf in needing.items()}}
+
+
+@typical_calls
+def test_a_graph_replays_on_what_its_inputs_hold_by_then(case):
+    op = case.op
+    given = as_leaves(op, case.inputs("cuda")[0])
+    forward_and_backward(op, case.workload, given)  # loads the kernels
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        result = call()
-    for scale in (1.0, -0.5):
-        call.x.mul_(scale)
-        result.fill_(float("nan"))
+        results = forward_and_backward(op, case.workload, given)
+    for scale in (0.75, -0.5):
+        with torch.no_grad():
+            for value in given.values():
+                if value.is_floating_point():
+                    value.mul_(scale)
+            for result in results:
+                correctness.poison(result)
         graph.replay()
-        assert_right(call, result)
+        again = forward_and_backward(op, case.workload, given)
+        for result, right in zip(results, again, strict=True):
+            assert torch.equal(bits(result), bits(right))
 
 
-@pytest.mark.parametrize("op", OPS)
-def test_the_current_stream_is_used(op, make):
-    call = plain(op, BF16, 4097, 1000, make)
-    later = make(BF16, 4097, 1000)
-    call()
+@typical_calls
+def test_the_current_stream_is_used(case):
+    op = case.op
+    given = as_leaves(op, case.inputs("cuda")[0])
+    later = {name: value.detach().clone() for name, value in given.items()}
+    right = forward_and_backward(op, case.workload, given)
+    for value in given.values():
+        if value.is_floating_point():
+            value.detach().zero_()
     stream = torch.cuda.Stream()
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)  # on any other stream the kernel would not wait for x
-        call.x.copy_(later)
-        result = call()
+        torch.cuda._sleep(50_000_000)  # on any other stream a kernel would not wait for inputs
+        for name, value in given.items():
+            value.detach().copy_(later[name])
+        results = forward_and_backward(op, case.workload, given)
     stream.synchronize()
-    assert call.x.equal(later)
-    assert_right(call, result)
+    for result, expected in zip(results, right, strict=True):
+        assert torch.equal(bits(result), bits(expected))
 
 
-@pytest.mark.parametrize("columns", [1000, 1001, 32768, 262144])
-@pytest.mark.parametrize("op", OPS)
-def test_runs_are_equal_bit_by_bit(op, columns, make):
-    call = plain(op, FP32, 67, columns, make)
-    first = bits(call())
-    assert all(bits(call()).equal(first) for _ in range(19))
+@typical_calls
+def test_runs_are_equal_bit_by_bit(case):
+    op = case.op
+    given = as_leaves(op, case.inputs("cuda")[0])
+    first = [bits(result) for result in forward_and_backward(op, case.workload, given)]
+    for _ in range(19):
+        again = forward_and_backward(op, case.workload, given)
+        assert all(torch.equal(bits(a), b) for a, b in zip(again, first, strict=True))
 
 
-def test_torch_compiles_calls_into_one_graph(make):
-    weight = make(BF16, 1000)
+@every_op
+def test_torch_compiles_calls_into_one_graph(op):
+    torch._dynamo.reset()
+    # what asv_bench adds for older commits is no part of the op
+    own = workloads.unbound(membound, op.name)
 
-    def both(x):
-        return membound.softmax(membound.rms_norm(x, (1000,), weight))
+    def call(inputs, workload):
+        return own(inputs, workload)
 
-    compiled = torch.compile(both, fullgraph=True)
-    for rows in (67, 3, 4097):  # the second makes the number of rows a symbol
-        x = make(BF16, rows, 1000)
-        assert bits(compiled(x)).equal(bits(both(x)))
+    compiled = torch.compile(call, fullgraph=True)
+    for case in varying_rows(op):  # the second makes the number of rows a symbol
+        given = as_leaves(op, case.inputs("cuda")[0])
+        results = []
+        for function in (own, compiled):
+            bound = dataclasses.replace(op, providers={"membound": function})
+            results.append(forward_and_backward(bound, case.workload, given))
+        for result, expected in zip(*results, strict=True):
+            assert torch.equal(bits(result), bits(expected))
 
 
-def test_the_current_device_stays(make):
+@every_op
+def test_autocast_changes_nothing(op):
+    for case in typical(op)[:2]:
+        given = as_leaves(op, case.inputs("cuda")[0])
+        expected = forward_and_backward(op, case.workload, given)
+        with torch.autocast("cuda", torch.float16):
+            results = forward_and_backward(op, case.workload, given)
+        for result, right in zip(results, expected, strict=True):
+            assert result.dtype == right.dtype
+            assert torch.equal(bits(result), bits(right))
+
+
+@every_op
+def test_the_current_device_stays(op):
     before = torch.cuda.current_device()
-    plain("softmax", BF16, 3, 1000, make)()
+    run(typical(op)[0], "cuda")
     assert torch.cuda.current_device() == before
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@pytest.mark.parametrize("op", OPS)
+@every_op
 def test_the_inputs_device_is_used(op):
-    call = plain(op, BF16, 67, 1000, new("cuda:1"))
     assert torch.cuda.current_device() == 0
-    result = call()
-    assert result.device == call.x.device
-    assert_right(call, result)
+    ran = run(typical(op)[0], "cuda:1")
+    assert all(output.device.index == 1 for output in ran.outputs)
+    assert torch.cuda.current_device() == 0
+    assert_right(ran)
+
+
+def test_a_case_is_what_its_id_says():
+    for name, case in cases().items():
+        assert name == case.id
+        assert isinstance(case, Case)

@@ -1,42 +1,46 @@
 """The kernels that are compiled and looked at without a GPU."""
 
+import itertools
+import os
+from collections.abc import Iterator
+
 import membound
+from membound.runtime import Kernel
 
 from asv_bench import workloads
+from bandwatch.measure.workload import Op
 
-from .cases import BF16, FP16, FP32, Call, new, recorded, shifted
+from .cases import OPS, cases, launched, optional, plain
 
-#: Ends of what a row can be: one column, within a warp, odd, not a power of two, full registers,
-#: one more than a CTA holds, a whole cluster.
-SHORT = (1, 8, 63, 1000, 1001, 1152, 1999, 4094)
-LONG = (16384, 32767, 32768, 32769, 65536, 262143, 262144)
-
-
-def _benchmarked():
-    for name, op in workloads.ops(membound).items():
-        for workload in workloads.grid():
-            if workload.op == name:
-                yield from workloads.kernels(membound, op, workload)
+#: Most kernels of an ordinary run; ``make nightly`` takes all.
+MOST = 600
+NIGHTLY = os.environ.get("MEMBOUND_NIGHTLY") == "1"
 
 
-def _awkward():
-    make = new("meta")
-    with recorded() as launches:
-        for n in SHORT + LONG:
-            for dtype in (BF16, FP32):
-                Call("softmax", make(dtype, 3, n))()
-            Call("rms_norm", make(FP16, 3, n))()
-            Call("rms_norm", make(BF16, 3, n), make(BF16, n))()
-            Call("rms_norm", make(BF16, 3, n), make(FP32, n))()
-            Call("rms_norm", make(FP32, 3, n), make(BF16, n))()
-        for dtype in (BF16, FP32):
-            for n in (1000, 1001):
-                late = shifted(dtype, 3, n, 1, make)
-                Call("softmax", late)()
-                Call("softmax", late).guarded(offset=1)
-                Call("rms_norm", make(dtype, 3, n), make(dtype, n + 1)[1:])()
-        Call("softmax", make(BF16, 3, 2048)[:, 4:1004])()
-    return (launch.kernel for launch in launches)
+def _benchmarked() -> Iterator[Kernel]:
+    for workload in workloads.grid():
+        if workload.op in OPS:
+            yield from workloads.kernels(membound, OPS[workload.op], workload)
 
 
-VARIANTS = list(dict.fromkeys([*_benchmarked(), *_awkward()]))
+def _of(op: Op) -> Iterator[Kernel]:
+    """The kernels of an op's cases, those with the most pairs of options first."""
+    mine = [case for case in cases().values() if case.op is op]
+    every = [*plain(op), *optional(op, full=True)] if NIGHTLY else []
+    optional_first = sorted(mine, key=lambda case: not case.workload.options)
+    for case in [*optional_first, *every]:
+        yield from launched(case)
+
+
+def _in_turns() -> Iterator[Kernel]:
+    """One kernel of each op after another."""
+    for turn in itertools.zip_longest(*(dict.fromkeys(_of(op)) for op in OPS.values())):
+        yield from filter(None, turn)
+
+
+def _variants() -> list[Kernel]:
+    every = dict.fromkeys(itertools.chain(_benchmarked(), _in_turns()))
+    return list(itertools.islice(every, None if NIGHTLY else MOST))
+
+
+VARIANTS = _variants()

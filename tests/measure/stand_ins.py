@@ -31,7 +31,7 @@ def measured(run):
 
 
 class SimulatedDevice:
-    """``speed(provider)`` gives seconds per launch; each placement multiplies all by a common factor."""
+    """``speed(provider)`` gives seconds per launch; each placement multiplies all by one factor."""
 
     handle = "cpu"
 

@@ -54,8 +54,8 @@ def test_a_sum_that_cancels_is_judged_by_its_row():
     actual = (expected + 8 * 2.0**-24).float()
     compare(actual[:1], expected[:1], size="row")
     for wrong in (
-        dict(actual=actual[:1], expected=expected[:1]),
-        dict(actual=actual, expected=expected, size="row"),
+        {"actual": actual[:1], "expected": expected[:1]},
+        {"actual": actual, "expected": expected, "size": "row"},
     ):
         with pytest.raises(correctness.WrongResult, match="values are wrong"):
             compare(**wrong)
