@@ -132,6 +132,12 @@ def has_backward(op: Op) -> bool:
     return BACKWARD in op.directions
 
 
+def as_leaves(op: Op, given: Tensors) -> dict[str, torch.Tensor]:
+    """Inputs of which those that can require a gradient do."""
+    needing = backward.leaves(op, given) if has_backward(op) else {}
+    return {**given, **{name: leaf.requires_grad_() for name, leaf in needing.items()}}
+
+
 def run(case: Case, device: str, op: Op | None = None, suite: Any = None) -> Ran:
     """Run forward and backward in guarded memory; ``op`` may be another suite's."""
     op = op or case.op
@@ -153,6 +159,7 @@ def run(case: Case, device: str, op: Op | None = None, suite: Any = None) -> Ran
             gradients = dict(zip(prepared.leaves, backward.gradients(prepared), strict=True))
         if device != "meta":
             guards.check()
+            assert case.of or all(output.is_contiguous() for output in outputs)
             for name, value in copies.items():
                 kept = given[name].reshape(value.shape)
                 assert torch.equal(bits(kept), bits(value)), f"input {name} was changed"

@@ -15,6 +15,7 @@ from bandwatch.measure import backward, correctness
 from .cases import (
     OPS,
     Case,
+    as_leaves,
     bits,
     cases,
     gpu_kernels,
@@ -137,11 +138,6 @@ def forward_and_backward(op, workload, given, grads=None):
     return *(output.detach() for output in outputs), *torch.autograd.grad(
         differentiable, leaves, grads
     )
-
-
-def as_leaves(op, given):
-    needing = backward.leaves(op, given) if has_backward(op) else {}
-    return {**given, **{name: leaf.requires_grad_() for name, leaf in needing.items()}}
 
 
 @typical_calls
