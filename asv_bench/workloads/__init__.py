@@ -4,6 +4,10 @@ One module a family; each exports ``OPS``, functions that describe one operation
 :class:`~bandwatch.measure.workload.Op`. They take the suite's module, so that today's descriptions
 measure any commit's code, and None where nothing is run. torch is imported inside functions only:
 asv's discovery imports this package everywhere.
+
+To add an operation, describe it in a family's module, list a new module in ``FAMILIES``, give it a
+class a direction in a ``bench_*.py``, and write docs/kernels.md anew (:mod:`.document`). Tests of
+its numbers, layouts, graphs and compilation follow from the description.
 """
 
 from __future__ import annotations

@@ -85,13 +85,13 @@ def _op(suite: Any, name: str, **described: Any) -> Op:
             given["mask"] = inputs["mask"]
         if options["causal"] == YES:
             given["causal"] = True
-        return getattr(suite, name)(inputs["x"], dim=-1, **given)
+        return getattr(suite, name)(inputs["input"], dim=-1, **given)
 
     def reference(inputs: Tensors, workload: Workload) -> Any:
-        return _by_torch(name, _scores(inputs["x"].double(), inputs, workload))
+        return _by_torch(name, _scores(inputs["input"].double(), inputs, workload))
 
     def eager(inputs: Tensors, workload: Workload) -> Any:
-        x = inputs["x"]
+        x = inputs["input"]
         return _by_torch(name, _scores(x, inputs, workload)).to(x.dtype)
 
     def traffic(workload: Workload) -> Traffic:
@@ -110,7 +110,7 @@ def _op(suite: Any, name: str, **described: Any) -> Op:
         benchmarks=_benchmarks(name),
         options=OPTIONS,
         directions=(FORWARD, BACKWARD),
-        differentiable=("x", "mask"),
+        differentiable=("input", "mask"),
         magnitudes=partial(_magnitudes, name),
         limits="last dimension, N up to 1,048,576",
         source=f"torch.{name}",
@@ -133,7 +133,7 @@ def _benchmarks(name: str) -> tuple[Workload, ...]:
 def _make_inputs(workload: Workload, device: Any, generator: Any) -> Tensors:
     rows, columns = workload.shape
     # Spread so that a row's exponentials differ by e^30: a lost maximum would overflow.
-    inputs = {"x": randn(workload.shape, workload.dtype, device, generator) * 4}
+    inputs = {"input": randn(workload.shape, workload.dtype, device, generator) * 4}
     kind = chosen(OPTIONS, workload)["mask"]
     if kind != "none":
         dtype = "float32" if kind == "float32" else workload.dtype
@@ -174,7 +174,7 @@ def _magnitudes(
     """What the gradients are differences of, given y = softmax: y g - y sum(y g) and so on."""
     import torch
 
-    scores = _scores(inputs["x"].double(), inputs, workload)
+    scores = _scores(inputs["input"].double(), inputs, workload)
     grad = grads[0].double().abs()
     # what is saved loses digits below the smallest normal number
     y = torch.softmax(scores, -1).clamp(min=torch.finfo(torch_dtype(workload.dtype)).tiny)
@@ -185,7 +185,7 @@ def _magnitudes(
         size = grad + y * (1 - y.log()) * total
     else:
         size = y * grad.unsqueeze(-1)
-    found = {"x": size * _SCALES[chosen(OPTIONS, workload)["scale"]]}
+    found = {"input": size * _SCALES[chosen(OPTIONS, workload)["scale"]]}
     if "mask" in inputs:
         found["mask"] = size.sum_to_size(inputs["mask"].shape)
     return found

@@ -56,7 +56,7 @@ class Session:
             if name == "membound":
                 x = SimpleNamespace(dtype=workload.dtype, shape=workload.shape)
                 try:
-                    seconds = op.providers[name]({"x": x}, workload)
+                    seconds = op.providers[name]({"input": x}, workload)
                 except ValueError as error:
                     answers[name] |= {"verdict": "failed", "reason": str(error)}
                 except NotImplementedError as error:

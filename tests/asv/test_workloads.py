@@ -109,6 +109,14 @@ def test_a_description_is_whole(op):
         op.workload("float32", (3, 8), unknown="yes")
 
 
+def test_the_page_of_the_docs_is_what_the_registry_says():
+    from asv_bench.workloads import document
+
+    assert document.PAGE.read_text() == document.page(), (
+        "docs/kernels.md is stale: run python -m asv_bench.workloads.document"
+    )
+
+
 def test_options_that_are_defaults_are_left_out_and_the_others_keep_the_ops_order():
     op = workloads.describe("softmax")
     one = op.workload("float32", (3, 8), causal="yes", mask="none", scale="0.125")

@@ -88,12 +88,12 @@ def test_a_case_can_be_viewed_as_rows_of_several_dimensions():
     for swapped in (False, True):
         case = Case(op.workload("float32", (15, 8)), leading=(3, 5), swapped=swapped)
         given, copies = case.inputs("cpu")
-        assert given["x"].shape == (3, 5, 8)
-        assert given["x"].is_contiguous() != swapped
-        assert given["x"].reshape(15, 8).equal(copies["x"])
+        assert given["input"].shape == (3, 5, 8)
+        assert given["input"].is_contiguous() != swapped
+        assert given["input"].reshape(15, 8).equal(copies["input"])
     from .cases import recorded
 
     with recorded():
         ran = run(case, "meta")
     assert [tuple(output.shape) for output in ran.outputs] == [(15, 8)]
-    assert tuple(ran.gradients["x"].shape) == (15, 8)
+    assert tuple(ran.gradients["input"].shape) == (15, 8)

@@ -99,7 +99,7 @@ def judged(suite, calls):
     """Run and judge calls of softmax against ``suite``, as the generated tests do."""
     op = workloads.ops(suite)["softmax"]
     for dtype, shape, view in calls:
-        case = Case(OPS["softmax"].workload(dtype, shape), "x" if view else "", view)
+        case = Case(OPS["softmax"].workload(dtype, shape), "input" if view else "", view)
         assert_right(run(case, "cuda", op, suite), op)
         torch.cuda.synchronize()
 

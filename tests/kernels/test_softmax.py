@@ -111,5 +111,5 @@ def test_exponents_far_apart(dtype):
     op = OPS["softmax"]
     workload = op.workload(dtype, (67, 1000))
     inputs = op.make_inputs(workload, "cuda", torch.Generator("cuda").manual_seed(0))
-    inputs = {"x": inputs["x"] * 50}
+    inputs = {"input": inputs["input"] * 50}
     correctness.check(op, workload, inputs, op.providers["membound"](inputs, workload))
