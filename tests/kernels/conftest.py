@@ -1,5 +1,6 @@
 """The kernels of the static tests, compiled once a session."""
 
+import traceback
 from typing import NamedTuple
 
 import membound
@@ -19,10 +20,18 @@ class Built(NamedTuple):
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory):
-    """What every kernel of VARIANTS became, by kernel, from a cache that began empty."""
+    """What every kernel of VARIANTS became, by kernel, from a cache that began empty.
+
+    A kernel that cannot be built is not there, and fails its own tests only.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MEMBOUND_CACHE_DIR", str(tmp_path_factory.mktemp("kernels")))
-        membound.runtime.build(VARIANTS, jobs=JOBS)
-        artifacts = [membound.runtime.artifact(kernel) for kernel in VARIANTS]
-        facts = static.analyse_all(artifacts, jobs=JOBS)
-        return dict(zip(VARIANTS, map(Built, artifacts, facts), strict=True))
+        try:
+            membound.runtime.build(VARIANTS, jobs=JOBS)
+        except Exception:
+            traceback.print_exc()
+        found = {kernel: membound.runtime.find(kernel) for kernel in VARIANTS}
+        artifacts = {kernel: artifact for kernel, artifact in found.items() if artifact}
+        facts = static.analyse_all(list(artifacts.values()), jobs=JOBS)
+        built = map(Built, artifacts.values(), facts)
+        return dict(zip(artifacts, built, strict=True))

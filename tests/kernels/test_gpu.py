@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import traceback
 from unittest import mock
 
 import membound
@@ -41,10 +42,16 @@ typical_calls = pytest.mark.parametrize("case", TYPICAL.values(), ids=list(TYPIC
 @pytest.fixture(scope="module", autouse=True)
 def kernels():
     """All kernels, compiled ahead and in parallel; one that is not listed fails its test."""
-    membound.runtime.build(gpu_kernels(), jobs=min(16, os.cpu_count() or 1))
+    listed = gpu_kernels()
+    try:
+        membound.runtime.build(listed, jobs=min(16, os.cpu_count() or 1))
+    except Exception:
+        traceback.print_exc()  # fails again in its test
+    compile_into = cache._compile_into
 
     def refuse(kernel, folder):
-        raise AssertionError(f"{kernel.name} is not among gpu_kernels()")
+        assert kernel in listed, f"{kernel.name} is not among gpu_kernels()"
+        return compile_into(kernel, folder)
 
     with mock.patch.object(cache, "_compile_into", refuse):
         yield
@@ -61,8 +68,8 @@ def test_more_than_2_to_the_31_elements(case):
     assert_right(run(case, "cuda"))
 
 
-#: Rows of what is no ordinary number, each beside a row that is.
 def make_special(x):
+    """Fill the odd rows of (24, N) with what is no ordinary number."""
     inf, nan, largest = float("inf"), float("nan"), torch.finfo(x.dtype).max
     x[1] = -inf
     x[3] = nan
