@@ -6,7 +6,7 @@ RANGE ?= HEAD^!
 MACHINE ?=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: watch bench test lint clean
+.PHONY: watch bench test nightly lint clean
 
 ## Benchmark the newest commits with what this machine has, then open the dashboard (ONCE=1: don't).
 watch: $(VENV)/run.stamp
@@ -20,6 +20,10 @@ bench: $(VENV)/run.stamp
 
 test: lint
 	$(BIN)/python -m pytest
+
+## Compile and look at every kernel variant, not only the 600 of an ordinary test run.
+nightly: $(VENV)/dev.stamp
+	MEMBOUND_NIGHTLY=1 $(BIN)/python -m pytest tests/kernels/test_static.py
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

@@ -30,7 +30,7 @@ def _benchmarked() -> Iterator[Kernel]:
 def _of(op: Op) -> Iterator[Kernel]:
     """The kernels of an op's cases, those with the most pairs of options first."""
     mine = [case for case in cases().values() if case.op is op]
-    every = [*plain(op), *optional(op, full=True)] if NIGHTLY else []
+    every = [*plain(op, full=True), *optional(op, full=True)] if NIGHTLY else []
     optional_first = sorted(mine, key=lambda case: not case.workload.options)
     for case in [*optional_first, *every]:
         with suppress(Exception):
