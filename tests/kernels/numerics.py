@@ -23,8 +23,10 @@ def assert_right(ran: Ran, op: Op | None = None) -> None:
     """
     op = op or ran.case.op
     workload = ran.case.workload
+    for name, gradient in ran.gradients.items():
+        like = ran.inputs[name]
+        correctness.require_form(gradient, like.shape, like.dtype, f"gradient of {name}")
     if not (op.rowwise and torch.Size(workload.shape).numel() > _CHUNK):
-        forms(op, ran)
         correctness.check(op, workload, ran.inputs, ran.outputs)
         if ran.gradients:
             expected = correctness.reference_gradients(op, workload, ran.inputs, ran.grads)
@@ -32,13 +34,6 @@ def assert_right(ran: Ran, op: Op | None = None) -> None:
             _compare_gradients(op, workload, ran.gradients, expected, sizes)
         return
     _by_rows(op, workload, ran)
-
-
-def forms(op: Op, ran: Ran) -> None:
-    """Require gradients to have the shapes and dtypes of their inputs."""
-    for name, gradient in ran.gradients.items():
-        like = ran.inputs[name]
-        correctness.require_form(gradient, like.shape, like.dtype, f"gradient of {name}")
 
 
 def _compare_gradients(op: Op, workload: Workload, actual: Any, expected: Any, sizes: Any) -> None:

