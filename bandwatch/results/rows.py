@@ -120,10 +120,10 @@ def _timed_workload(row: Row) -> Workload | None:
     name = _TIME.match(row.benchmark)
     if not name or len(row.params) != 3:
         return None
-    return _workload(name[1], row.params[0], row.params[1])
+    return row_workload(name[1], row.params[0], row.params[1])
 
 
-def _workload(class_name: str, dtype: str, case: str) -> Workload | None:
+def row_workload(class_name: str, dtype: str, case: str) -> Workload | None:
     """The workload of ``RmsNormBackward``, ``bfloat16``, ``32768x4096/weight=none``."""
     shape, *options = case.split("/")
     if dtype not in DTYPE_BYTES or not re.fullmatch(r"\d{1,18}(x\d{1,18})*", shape):
@@ -266,7 +266,7 @@ def static_rows(file: ResultFile, place: Placement) -> Iterator[dict[str, Any]]:
         name = _STATIC.match(row.benchmark)
         if not name or len(row.params) != 2 or row.value is None:
             continue
-        workload = _workload(name[1], *row.params)
+        workload = row_workload(name[1], *row.params)
         if workload is None:
             continue
         yield {

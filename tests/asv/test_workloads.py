@@ -8,6 +8,7 @@ import pytest
 
 from asv_bench import rows, workloads
 from bandwatch.measure.workload import BACKWARD, FORWARD, Op, Traffic, Workload
+from bandwatch.results.rows import row_workload
 
 torch = pytest.importorskip("torch")
 
@@ -95,6 +96,15 @@ def test_keys_are_unique_and_rows_can_be_read_back():
     assert len({workload.key for workload in grid}) == len(grid)
     for one in grid:
         assert workloads.workload(one.op, one.dtype, one.case_text, one.direction) == one
+        name = rows.class_name(one.op, one.direction)
+        assert row_workload(name, one.dtype, one.case_text) == one
+
+
+def test_options_are_read_back_and_what_is_no_workload_is_none():
+    causal = Workload("log_softmax", "float32", (3, 8), BACKWARD, (("causal", "yes"),))
+    assert row_workload("LogSoftmaxBackward", "float32", "3x8/causal=yes") == causal
+    for case in ("3x8/causal", "3x8/=yes", "3x8/a=b=c", "3x8/a=b,c", "x8", ""):
+        assert row_workload("Softmax", "float32", case) is None
 
 
 @every_op

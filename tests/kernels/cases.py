@@ -55,10 +55,22 @@ SHAPES = (
     (3, 1_048_575),
     (0, 1000),
 )
-#: In float16, whose kernels are those of bfloat16 but for conversions.
-SHAPES_16 = ((67, 1000), (67, 1001), (3, 8), (1, 32_768), (3, 262_144))
+#: Of these, in dtypes whose kernels are another's but for conversions, or but for the widths.
+FEWER = {
+    FP16: ((67, 1000), (67, 1001), (3, 262_144)),
+    FP32: (
+        (65_537, 1),
+        (4097, 8),
+        (67, 1000),
+        (67, 1001),
+        (67, 16_384),
+        (67, 50_257),
+        (3, 262_144),
+        (3, 1_048_575),
+    ),
+}
 #: With all pairs of options.
-SHAPES_OPTIONS = ((67, 1000), (65, 1001), (3, 8), (5, 32_768), (2, 300_000))
+SHAPES_OPTIONS = ((67, 1000), (65, 1001), (2, 300_000))
 #: Of other layouts.
 SHAPES_VIEWS = ((67, 1000), (66, 1001))
 
@@ -213,8 +225,8 @@ def _accepted(op: Op, workload: Workload) -> bool:
 def plain(op: Op, full: bool = False) -> Iterator[Case]:
     """Default options on every awkward shape; ``full``: all options."""
     for dtype in op.dtypes:
-        few = dtype == FP16 and not op.shapes and not full
-        for shape in op.shapes or (SHAPES_16 if few else SHAPES):
+        shapes = SHAPES if full else FEWER.get(dtype, SHAPES)
+        for shape in op.shapes or shapes:
             if _accepted(op, workload := op.workload(dtype, shape)):
                 yield Case(workload)
 
@@ -244,48 +256,52 @@ def optional(op: Op, full: bool = False) -> Iterator[Case]:
 
 
 def laid_out(op: Op) -> Iterator[Case]:
-    """Every floating input in every layout; dtypes and shapes take turns."""
-    turns = itertools.cycle(itertools.product(SHAPES_VIEWS, (BF16, FP32)))
-    for workload in _with_all_inputs(op):
-        for name, value in op.make_inputs(workload, "meta", None).items():
-            if not value.is_floating_point() or not value.dim():
-                continue
-            for view in views.MATRIX if value.dim() > 1 else views.VECTOR:
-                shape, dtype = next(turns)
-                options = dict(workload.options)
-                turn = op.workload(dtype, op.shapes[0] if op.shapes else shape, **options)
-                yield Case(turn if _accepted(op, turn) else workload, name, view)
+    """Every floating input in layouts, the first in all of them; dtypes and shapes take turns."""
+    turns = itertools.cycle(itertools.product(op.shapes[:2] or SHAPES_VIEWS, (BF16, FP32)))
+
+    def turn(**options: str) -> Workload | None:
+        for shape, dtype in itertools.islice(turns, 4):
+            if _accepted(op, workload := op.workload(dtype, shape, **options)):
+                return workload
+        return None
+
+    matrices = views.MATRIX
+    for options, name, value in _floating_inputs(op):
+        for view in matrices if value.dim() > 1 else views.VECTOR:
+            if workload := turn(**options):
+                yield Case(workload, name, view)
+        if value.dim() > 1:
+            matrices = views.FEWER
     if has_backward(op):
         for view in views.GRADIENT:
-            for dtype in (BF16, FP32):
-                shape = next(turns)[0]
-                turn = op.workload(dtype, op.shapes[0] if op.shapes else shape)
-                if _accepted(op, turn):
-                    yield Case(turn, "grad", view)
+            if workload := turn():
+                yield Case(workload, "grad", view)
     if op.rowwise and op.leading:
-        for leading, swapped in (((3, 5), False), ((3, 5), True), ((2, 3, 4), False)):
-            for columns in (1000, 1001):
-                turn = op.workload(BF16, (math.prod(leading), columns))
-                if _accepted(op, turn):
-                    yield Case(turn, leading=leading, swapped=swapped)
+        for columns, leading, swapped in (
+            (1000, (3, 5), True),
+            (1001, (3, 5), False),
+            (1001, (2, 3, 4), True),
+        ):
+            workload = op.workload(BF16, (math.prod(leading), columns))
+            if _accepted(op, workload):
+                yield Case(workload, leading=leading, swapped=swapped)
 
 
-def _with_all_inputs(op: Op) -> list[Workload]:
-    """Workloads of one option each that has inputs which the defaults, or those before, lack."""
+def _floating_inputs(op: Op) -> Iterator[tuple[dict[str, str], str, torch.Tensor]]:
+    """Each floating input and each number of its dimensions, with options that bring it."""
     shape = (op.shapes or SHAPES_VIEWS)[0]
     dtype = BF16 if BF16 in op.dtypes else op.dtypes[0]
-    found: list[Workload] = []
-    seen: set[str] = set()
-    for name, values in {"": ("",), **op.options}.items():
-        for value in values:
-            workload = op.workload(dtype, shape, **({name: value} if name else {}))
-            if not _accepted(op, workload):
-                continue
-            inputs = op.make_inputs(workload, "meta", None)
-            if not set(inputs) <= seen:
-                seen |= set(inputs)
-                found.append(workload)
-    return found
+    seen: set[tuple[str, int]] = set()
+    offered = [{}, *({name: value} for name, values in op.options.items() for value in values)]
+    for options in offered:
+        workload = op.workload(dtype, shape, **options)
+        if not _accepted(op, workload):
+            continue
+        for name, value in op.make_inputs(workload, "meta", None).items():
+            new_one = (name, value.dim()) not in seen
+            if value.is_floating_point() and value.dim() and new_one:
+                seen.add((name, value.dim()))
+                yield options, name, value
 
 
 @functools.cache

@@ -93,6 +93,12 @@ MATRIX: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "one column expanded": _one_column,
 }
 
+#: Layouts of matrices beside the first.
+FEWER = {
+    name: MATRIX[name]
+    for name in ("columns from 3 on", "one element late", "transposed", "one row expanded")
+}
+
 #: Layouts of inputs of one dimension.
 VECTOR = {name: MATRIX[name] for name in ("one element late", "every other column")} | {
     "one value expanded": _one_value
