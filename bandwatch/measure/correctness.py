@@ -17,8 +17,9 @@ class WrongResult(Exception):
 
 
 def poison(output: Any) -> None:
-    """Overwrite a tensor so that elements a kernel leaves out are seen: NaN, or -1 for integers."""
-    output.fill_(float("nan") if output.is_floating_point() else -1)
+    """Overwrite a tensor so that elements a kernel leaves out are seen: NaN, or all ones."""
+    integer = -1 if output.dtype.is_signed else 255
+    output.fill_(float("nan") if output.is_floating_point() else integer)
 
 
 def check(

@@ -8,6 +8,7 @@ import torch
 from bandwatch.measure import backward
 from bandwatch.measure.correctness import WrongResult, reference_gradients
 
+from . import numerics
 from .cases import DTYPES, OPS, Case, Ran, has_backward, typical
 from .numerics import assert_right
 
@@ -118,3 +119,19 @@ def test_shape_number_and_dtype_count(op):
     for outputs in (*wrong, (*ran.outputs, first)):
         with pytest.raises(WrongResult, match="expected"):
             assert_right(dataclasses.replace(ran, outputs=outputs))
+
+
+@pytest.mark.parametrize("op", [op for op in JUDGED.values() if op.rowwise], ids=lambda op: op.name)
+def test_rows_are_judged_in_parts_where_they_are_many(op, monkeypatch):
+    ran = right(op, "float32")
+    monkeypatch.setattr(numerics, "_CHUNK", 1 << 14)
+    assert_right(ran)
+    last = ran.outputs[0].clone()
+    last[-1:].mul_(2)
+    with pytest.raises(WrongResult, match="values are wrong"):
+        assert_right(dataclasses.replace(ran, outputs=(last, *ran.outputs[1:])))
+    for name, gradient in ran.gradients.items():
+        broken = gradient.clone()
+        broken[-1:].mul_(2)
+        with pytest.raises(WrongResult, match=f"gradient of {name}"):
+            assert_right(dataclasses.replace(ran, gradients={**ran.gradients, name: broken}))

@@ -73,6 +73,7 @@ def test_infinities_and_integers_are_equal_or_wrong():
 
 
 def test_integers_are_poisoned_too():
-    words = torch.zeros(4, dtype=torch.int32)
-    correctness.poison(words)
-    assert (words == -1).all()
+    for dtype, ones in ((torch.int32, -1), (torch.uint8, 255), (torch.bool, True)):
+        values = torch.zeros(4, dtype=dtype)
+        correctness.poison(values)
+        assert (values == ones).all()
