@@ -25,7 +25,7 @@ def matrix(dtype: str, rows: Any, tiling: Any) -> cute.Tensor:
     element = DTYPES[dtype]
     vector = 1 if tiling.shifted else tiling.vector
     stride = cute.sym_int64(divisibility=vector)
-    alignment = vector * element.width // 8
+    alignment = min(16, vector * element.width // 8)
     return make_fake_tensor(element, (rows, tiling.columns), (stride, 1), assumed_align=alignment)
 
 
@@ -57,6 +57,24 @@ def broadcast(dtype: str, tiling: Any, vector: int) -> cute.Tensor:
         (*strides, 1),
         assumed_align=min(16, vector * element.width // 8),
     )
+
+
+def shared_rows(dtype: str, rows: Any, tiling: Any, vector: int) -> cute.Tensor | None:
+    """A (rows, columns) matrix of which each row serves many, or None for dtype "none".
+
+    Its row stride is any; ``vector`` elements can be accessed at a time.
+    """
+    if dtype == "none":
+        return None
+    element = DTYPES[dtype]
+    stride = cute.sym_int64(divisibility=vector)
+    alignment = min(16, vector * element.width // 8)
+    return make_fake_tensor(element, (rows, tiling.columns), (stride, 1), assumed_align=alignment)
+
+
+def seed() -> cute.Tensor:
+    """The two words of a random generator's seed."""
+    return make_fake_tensor(cutlass.Int32, (2,), (1,), assumed_align=8)
 
 
 def current_stream() -> Any:

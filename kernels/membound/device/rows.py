@@ -123,6 +123,12 @@ class Rows:
                 if (lane + i * self.threads) * self.vector + v - phase >= end:
                     fragment[v, i] = fragment.element_type(fill)
 
+    @cute.jit
+    def column(self, row: cute.Tensor, lane: Int32, i: int) -> Int32:
+        """The column of the first element of a thread's i-th vector, which may lie before 0."""
+        _, phase = self._vectors(row)
+        return (lane + i * self.threads) * self.vector - phase
+
     def _all_full(self, i: int) -> bool:
         """Whether the i-th vector of every thread lies within the row, known when compiling."""
         if self.shifted:
