@@ -60,7 +60,7 @@ print(json.dumps(found))
 ROWS = "cute.ceil_div(rows, tiling.rows)"
 CLUSTER = '"cluster": [1, tiling.cluster, 1] if tiling.cluster > 1 else None'
 SHARED = '"smem": self.shared_bytes'
-EMPTY = "return allocate(shape, dtype=dtype, device=device)"
+EMPTY = "made = allocate(shape, dtype=dtype, device=device)"
 KERNEL = "\n    @cute.kernel\n"
 STRIDE = "stride = cute.sym_int64(divisibility=vector)"
 

@@ -65,7 +65,8 @@ class LogsumexpBackward(RowKernel):
 def trace(kernel: Any) -> tuple[LogsumexpBackward, tuple[Any, ...]]:
     """The jit function of ``kernel`` and arguments that stand for every call of it."""
     rows = cute.sym_int()
-    x, out = (matrix(kernel.dtype, rows, kernel.tiling) for _ in range(2))
+    x = matrix(kernel.dtype, rows, kernel.tiling)
+    out = matrix(kernel.out, rows, kernel.tiling)
     grad = scalars(kernel.dtype, rows)
     masked = kernel.mask != "none"
     mask = broadcast(kernel.mask, kernel.tiling, kernel.mask_vector) if masked else None

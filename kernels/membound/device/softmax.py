@@ -119,7 +119,7 @@ def trace(kernel: Any) -> tuple[Softmax, tuple[Any, ...]]:
     masked = kernel.mask != "none"
     mask = broadcast(kernel.mask, kernel.tiling, kernel.mask_vector) if masked else None
     if kernel.form == "logsumexp":
-        out, exact = scalars(kernel.dtype, rows), scalars("float32", rows)
+        out, exact = scalars(kernel.out, rows), scalars("float32", rows)
     else:
-        out, exact = matrix(kernel.dtype, rows, kernel.tiling), None
+        out, exact = matrix(kernel.out, rows, kernel.tiling), None
     return Softmax(kernel), (x, mask, out, exact, Float32(1.0), Int32(1), current_stream())

@@ -90,7 +90,8 @@ class SoftmaxBackward(RowKernel):
 def trace(kernel: Any) -> tuple[SoftmaxBackward, tuple[Any, ...]]:
     """The jit function of ``kernel`` and arguments that stand for every call of it."""
     rows = cute.sym_int()
-    grad, y, out = (matrix(kernel.dtype, rows, kernel.tiling) for _ in range(3))
+    grad, y = (matrix(kernel.dtype, rows, kernel.tiling) for _ in range(2))
+    out = matrix(kernel.out, rows, kernel.tiling)
     masked = kernel.mask != "none"
     mask = broadcast(kernel.mask, kernel.tiling, kernel.mask_vector) if masked else None
     scale, queries = Float32(1.0), Int32(1)

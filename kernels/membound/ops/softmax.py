@@ -21,6 +21,7 @@ from .tiling import MAX_COLUMNS, RowTiling, row_tiling, shared_vector
 class _ScoresKernel(Kernel):
     form: str  # "softmax", "log_softmax" or "logsumexp"
     dtype: str
+    out: str  # dtype of the result
     scaled: bool
     mask: str  # "none", "bool" or the dtype of what is added
     mask_vector: int  # elements of the mask that can be accessed at a time
@@ -37,8 +38,8 @@ class _ScoresKernel(Kernel):
 
     @property
     def full_width(self) -> bool:
-        size = getattr(torch, self.dtype).itemsize
-        return self.mask == "none" and self.tiling.full_width(size)
+        sizes = (getattr(torch, name).itemsize for name in (self.dtype, self.out))
+        return self.mask == "none" and self.tiling.full_width(*sizes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,7 +198,7 @@ class _Gradient(torch.autograd.Function):
         d_mask = None
         if to_mask:
             of_scores = backward(grad, *saved, mask, ctx.scale, ctx.queries, True)
-            d_mask = of_scores.float().sum_to_size(mask.shape).to(mask.dtype)
+            d_mask = of_scores.sum_to_size(mask.shape).to(mask.dtype)
         return None, d_x, d_mask, None, None
 
 
@@ -211,18 +212,26 @@ def _kernel(
     scaled: bool,
     causal: bool,
     held: int,
+    out: torch.dtype,
     *rows: Layout,
 ) -> _ScoresKernel:
     masked = None if mask is None else layout(mask)
-    key = (kind, form, masked, scaled, causal, rows)
+    key = (kind, form, masked, scaled, causal, out, rows)
     kernel = _kernels.get(key)
     if kernel is None:
         x = rows[0]
-        tiling = row_tiling(x.columns, *rows, fresh(x.columns, x.dtype), held=held)
+        tiling = row_tiling(
+            x.columns,
+            *rows,
+            fresh(x.columns, out),
+            beside=masked is not None,
+            held=held + (masked is not None),
+        )
         name = "none" if mask is None else checks.dtype_name(mask).replace("uint8", "bool")
         kernel = _kernels[key] = kind(
             form=form,
             dtype=str(x.dtype).removeprefix("torch."),
+            out=str(out).removeprefix("torch."),
             scaled=scaled,
             mask=name,
             mask_vector=1 if masked is None else shared_vector(masked, tiling),
@@ -240,7 +249,9 @@ def _run(
     if x.numel():
         rows = checks.as_rows(x, columns)
         shown = None if mask is None else mask_rows(form, mask, x)
-        kernel = _kernel(SoftmaxKernel, form, shown, scale != 1.0, queries > 0, 1, layout(rows))
+        kernel = _kernel(
+            SoftmaxKernel, form, shown, scale != 1.0, queries > 0, 1, x.dtype, layout(rows)
+        )
         launch(kernel, rows, shown, checks.as_rows(out, columns), None, scale, max(queries, 1))
     return out
 
@@ -254,7 +265,7 @@ def _run_logsumexp(
         rows = checks.as_rows(x, x.shape[-1])
         shown = None if mask is None else mask_rows("logsumexp", mask, x)
         kernel = _kernel(
-            SoftmaxKernel, "logsumexp", shown, scale != 1.0, queries > 0, 1, layout(rows)
+            SoftmaxKernel, "logsumexp", shown, scale != 1.0, queries > 0, 1, x.dtype, layout(rows)
         )
         launch(kernel, rows, shown, out.view(-1), exact.view(-1), scale, max(queries, 1))
     return out, exact
@@ -269,7 +280,7 @@ def _run_backward(
     queries: int,
     of_scores: bool,
 ) -> torch.Tensor:
-    out = empty(y.shape, y.dtype, y.device)
+    out = empty(y.shape, torch.float32 if of_scores else y.dtype, y.device)
     columns = y.shape[-1]
     if y.numel():
         grads, rows = checks.as_rows(grad, columns), checks.as_rows(y, columns)
@@ -283,6 +294,7 @@ def _run_backward(
             False,
             queries > 0,
             2,
+            out.dtype,
             layout(rows),
             layout(grads),
         )
@@ -300,7 +312,7 @@ def _run_logsumexp_backward(
     queries: int,
     of_scores: bool,
 ) -> torch.Tensor:
-    out = empty(x.shape, x.dtype, x.device)
+    out = empty(x.shape, torch.float32 if of_scores else x.dtype, x.device)
     columns = x.shape[-1]
     if x.numel():
         rows = checks.as_rows(x, columns)
@@ -312,6 +324,7 @@ def _run_logsumexp_backward(
             scale != 1.0,
             queries > 0,
             1,
+            out.dtype,
             layout(rows),
         )
         launch(
@@ -337,7 +350,8 @@ def _like_rows(x: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _like_second(_: torch.Tensor, x: torch.Tensor, *rest: Any) -> torch.Tensor:
-    return _like(x)
+    of_scores = rest[-1]
+    return x.new_empty(x.shape, dtype=torch.float32 if of_scores else x.dtype)
 
 
 _ARGUMENTS = "Tensor? mask, float scale, SymInt queries"

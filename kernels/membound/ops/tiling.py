@@ -52,7 +52,11 @@ class RowTiling:
 
 
 def row_tiling(
-    columns: int, *matrices: Layout, shared: Layout | None = None, held: int = 1
+    columns: int,
+    *matrices: Layout,
+    shared: Layout | None = None,
+    beside: bool = False,
+    held: int = 1,
 ) -> RowTiling:
     """The tiling for the rows of ``matrices``, each (M, columns).
 
@@ -62,24 +66,26 @@ def row_tiling(
     spread over a cluster, whose barrier costs more than full registers do, and only what exceeds a
     cluster is taken in chunks, which are read again for the result. Short rows share a CTA of 128
     threads. ``shared`` is a vector that every row uses; it is read in pieces of as many elements.
-    ``held`` is the number of matrices whose part of a row a thread holds at a time.
+    ``beside`` says that something else is read beside the rows, in pieces of its own. ``held`` is
+    the number of matrices whose part of a row a thread holds at a time.
     """
     widest = 16 // min(matrix.size for matrix in matrices)
     aligned = _aligned_length(widest, matrices, shared)
-    # what all rows share is then read element by element: for 16-bit rows a loss
-    gains = shared is None or widest == 4
+    # what is shared or beside is then read element by element: for 16-bit rows a loss
+    gains = (shared is None and not beside) or widest == 4
     shifted = gains and aligned < widest <= columns and _in_phase(widest, matrices)
     accesses = 4 if shifted and widest == 8 else 1 if columns <= 32 * widest else 2
     row_threads = min(_CTA_THREADS, _power_of_two(-(-columns // (accesses * widest))))
     most = _CTA_THREADS * _THREAD_ELEMENTS // _power_of_two(held)
-    cluster = min(_MAX_CLUSTER, _power_of_two(-(-columns // most)))
+    longest = columns + (widest - 1 if shifted else 0)
+    cluster = min(_MAX_CLUSTER, _power_of_two(-(-longest // most)))
     return RowTiling(
         columns=columns,
         vector=widest if shifted else aligned,
         row_threads=row_threads,
         rows=max(1, 128 // row_threads),
         cluster=cluster,
-        chunks=-(-columns // (cluster * most)),
+        chunks=-(-longest // (cluster * most)),
         shifted=shifted,
     )
 

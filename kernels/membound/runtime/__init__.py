@@ -4,6 +4,7 @@ from .cache import Artifact, Entry, artifact, build, cache_folder, entries, find
 from .kernel import NAMESPACE, Kernel
 from .launcher import Launch, launch, record_launches, recording
 from .plan import Plan, record_plan
+from .replay import Replay
 from .resources import empty, multiprocessors
 from .toolchain import ARCHITECTURE, MissingDependency, toolchain
 
@@ -16,6 +17,7 @@ __all__ = [
     "MissingDependency",
     "NAMESPACE",
     "Plan",
+    "Replay",
     "artifact",
     "build",
     "cache_folder",

@@ -40,6 +40,9 @@ class Launch:
 _recording: contextvars.ContextVar[list[Launch] | None] = contextvars.ContextVar(
     "membound_recording", default=None
 )
+_watched: contextvars.ContextVar[list[Any] | None] = contextvars.ContextVar(
+    "membound_watched", default=None
+)
 _loaded: dict[Kernel, Callable[..., None]] = {}
 
 #: CU_STREAM_CAPTURE_MODE_RELAXED of the CUDA driver.
@@ -55,6 +58,22 @@ def record_launches() -> Iterator[list[Launch]]:
         yield launches
     finally:
         _recording.reset(token)
+
+
+@contextlib.contextmanager
+def watch() -> Iterator[list[Any]]:
+    """Note, in order, each allocation (a tensor) and each launch (a kernel and its arguments)."""
+    steps: list[Any] = []
+    token = _watched.set(steps)
+    try:
+        yield steps
+    finally:
+        _watched.reset(token)
+
+
+def watched() -> list[Any] | None:
+    """The notes of the innermost :func:`watch`, if any."""
+    return _watched.get()
 
 
 def recording() -> bool:
@@ -77,6 +96,9 @@ def launch(kernel: Kernel, *arguments: Any) -> None:
         _first_launch(kernel, arguments)
     else:
         kernel.function(*arguments)
+    steps = _watched.get()
+    if steps is not None:
+        steps.append((kernel, arguments))
 
 
 def describe(argument: Any) -> Any:

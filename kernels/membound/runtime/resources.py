@@ -7,38 +7,28 @@ from collections.abc import Sequence
 
 import torch
 
-from .launcher import recording
+from .launcher import recording, watched
 
 #: Multiprocessors of an H100 SXM and an H200, for launches that are only recorded.
 RECORDED_MULTIPROCESSORS = 132
 
-#: Allocates on the current device without the dispatcher: a third of ``torch.empty``'s host time.
-_empty_strided = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 
-
-def allocate(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Make an output or a workspace; tests replace this to guard what is handed out."""
-    if (
-        _empty_strided is not None
-        and device.type == "cuda"
-        and device.index == torch._C._cuda_getDevice()
-        and not torch._C._len_torch_dispatch_stack()
-    ):
-        return _empty_strided(shape, _contiguous(shape), dtype)
+def ordinary(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """What makes outputs and workspaces unless :data:`allocate` is replaced."""
     return torch.empty(shape, dtype=dtype, device=device)
+
+
+#: Makes every output and workspace; tests replace it to guard what is handed out.
+allocate = ordinary
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """A contiguous tensor with any content that starts on a boundary of 16 bytes or more."""
-    return allocate(shape, dtype=dtype, device=device)
-
-
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    strides, stride = [], 1
-    for size in reversed(shape):
-        strides.append(stride)
-        stride *= max(size, 1)
-    return tuple(reversed(strides))
+    made = allocate(shape, dtype=dtype, device=device)
+    steps = watched()
+    if steps is not None:
+        steps.append(made)
+    return made
 
 
 def multiprocessors(device: torch.device) -> int:
