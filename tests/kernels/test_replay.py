@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from membound.runtime import Kernel, Replay, empty, launch, replay
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 CPU = -1  # as get_device tells of a tensor
 
@@ -47,7 +48,7 @@ def add():
         launch(ADD, x.view(-1, x.shape[-1]), y, out.view(-1, x.shape[-1]), factor)
         return out
 
-    add = Replay(run)
+    add = Replay(run, run)
     add.runs = runs
     return add
 
@@ -100,7 +101,7 @@ def test_what_torch_computes_is_computed_each_time():
         launch(ADD, x, x.abs(), out, 1.0)
         return out
 
-    add = Replay(run)
+    add = Replay(run, run)
     for _ in range(5):
         x = torch.randn(6, 4)
         assert add(x).equal(x + x.abs())
@@ -114,7 +115,7 @@ def test_results_are_passed_on_between_launches_and_returned_in_order():
         launch(ADD, first, y, second, 2.0)
         return second, first
 
-    twice = Replay(run)
+    twice = Replay(run, run)
     for _ in range(4):
         x, y = torch.randn(6, 4), torch.randn(6, 4)
         second, first = twice(x, y)
@@ -127,7 +128,7 @@ def test_results_in_place_are_the_argument():
         launch(ADD, x, y, x, 1.0)
         return x
 
-    in_place = Replay(run)
+    in_place = Replay(run, run)
     for _ in range(4):
         x, y = torch.randn(6, 4), torch.randn(6, 4)
         expected = x + y
@@ -141,7 +142,7 @@ def test_an_error_is_raised_each_time():
 
     for _ in range(4):
         with pytest.raises(ValueError, match="no"):
-            Replay(run)(torch.randn(3))
+            Replay(run, run)(torch.randn(3))
 
 
 def test_what_is_remembered_is_bounded(add, monkeypatch):
@@ -150,3 +151,29 @@ def test_what_is_remembered_is_bounded(add, monkeypatch):
         x = torch.randn(rows, 4)
         add(x, x.clone(), 1.0)
     assert len(add._plans) <= 3
+
+
+def test_what_torch_must_learn_of_goes_the_other_way(add):
+    told = []
+    add.otherwise = lambda *args, **named: told.append(args)
+    x, y = torch.randn(6, 4), torch.randn(6, 4)
+    for _ in range(3):
+        add(x, y, 1.0)
+    assert not told
+    add(x.requires_grad_(), y, 1.0)
+    assert len(told) == 1
+    with torch.no_grad():
+        assert add(x, y, 1.0).equal(x + y)
+    assert len(told) == 1
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        add(x.detach(), y, 1.0)
+    add(x.detach(), [1.0], 1.0)
+    assert len(told) == 3
+
+
+def test_arguments_may_be_named(add):
+    for _ in range(4):
+        x, y = torch.randn(6, 4), torch.randn(6, 4)
+        assert add(x, factor=3.0, y=y).equal(x + 3 * y)
+        assert add(x, y=y, factor=2.0).equal(x + 2 * y)
+    assert len(add.runs) == 4

@@ -13,7 +13,7 @@ from ..runtime import Kernel, empty, launch
 from . import checks
 from .layouts import Layout, fresh, layout
 from .masks import mask_rows
-from .registration import define
+from .registration import define, public
 from .tiling import MAX_COLUMNS, RowTiling, row_tiling, shared_vector
 
 
@@ -77,6 +77,7 @@ class LogsumexpBackwardKernel(_ScoresKernel):
         return 2
 
 
+@public
 def softmax(
     input: torch.Tensor,
     dim: int = -1,
@@ -109,6 +110,7 @@ def softmax(
     return _call("softmax", input, dim, scale, mask, causal)
 
 
+@public
 def log_softmax(
     input: torch.Tensor,
     dim: int = -1,
@@ -121,6 +123,7 @@ def log_softmax(
     return _call("log_softmax", input, dim, scale, mask, causal)
 
 
+@public
 def logsumexp(
     input: torch.Tensor,
     dim: int = -1,

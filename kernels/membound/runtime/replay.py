@@ -30,7 +30,8 @@ _HOST_ONLY = frozenset(
 #: Allocates on the current device in a third of ``torch.empty``'s host time.
 _empty_strided = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+_OTHERS = frozenset((type(None), bool, int, float, str, tuple, torch.Size, torch.dtype))
 
 
 class _Plan(NamedTuple):
@@ -48,26 +49,44 @@ class _NotRepeatable(Exception):
 
 
 class Replay:
-    """Calls ``run``, whose work depends on nothing but the layouts and numbers it is given."""
+    """Calls ``run``, whose work depends on nothing but the layouts and numbers it is given.
 
-    def __init__(self, run: Callable[..., Any]) -> None:
+    What torch must learn of, be it autograd, a mode, a transform or a tracer, goes ``otherwise``,
+    as does what is not on the current GPU or not of an ordinary type.
+    """
+
+    def __init__(self, run: Callable[..., Any], otherwise: Callable[..., Any]) -> None:
         self.run = run
+        self.otherwise = otherwise
         self._plans: dict[tuple[Any, ...], _Plan | int] = {}
 
-    def __call__(self, *args: Any) -> Any:
-        """``run(*args)``, or the same work; all tensors among ``args`` must be on one GPU."""
-        key: list[Any] = []
-        for arg in args:
-            if type(arg) in _TENSORS:
-                place = arg.data_ptr() % 16, arg.get_device()
-                key += (arg.dtype, arg.shape, arg.stride(), *place)
-            else:
-                key.append(arg)
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        if (
+            torch.compiler.is_compiling()
+            or torch._C._len_torch_dispatch_stack()
+            or torch._C._functorch.peek_interpreter_stack() is not None
+            or torch._C._get_tracing_state() is not None
+            or launcher.recording()
+        ):
+            return self.otherwise(*args, **named)
         device = torch._C._cuda_getDevice()
-        key.append(device)
-        found = self._plans.get(tuple(key), 0)
+        differentiable = torch.is_grad_enabled()
+        given = (*args, *named.values()) if named else args
+        key: list[Any] = [device, *named]
+        for arg in given:
+            kind = type(arg)
+            if kind in _TENSORS:
+                if arg.get_device() != device or (differentiable and arg.requires_grad):
+                    return self.otherwise(*args, **named)
+                key += (arg.dtype, arg.shape, arg.stride(), arg.data_ptr() % 16)
+            elif kind in _OTHERS:
+                key.append(arg)
+            else:
+                return self.otherwise(*args, **named)
+        known = tuple(key)
+        found = self._plans.get(known, 0)
         if type(found) is _Plan and resources.allocate is resources.ordinary:
-            values = args + found.constants
+            values = given + found.constants
             for shape, strides, dtype in found.allocations:
                 values += (_empty_strided(shape, strides, dtype),)
             for base, shape, strides in found.views:
@@ -75,41 +94,42 @@ class Replay:
             for function, chosen in found.launches:
                 function(*chosen(values))
             return found.result(values)
-        if found == 1 and _can_be_watched(args, device):
-            result, self._plans[tuple(key)] = _watch(self.run, args)
+        if found == 1 and _can_be_watched(given):
+            result, self._plans[known] = _watch(self.run, args, named)
             return result
         if found == 0:
             if len(self._plans) >= _MOST:
                 self._plans.clear()
-            self._plans[tuple(key)] = 1
-        return self.run(*args)
+            self._plans[known] = 1
+        return self.run(*args, **named)
 
 
 #: In place of a plan: the call cannot be repeated without ``run``.
 _NEVER = -1
 
 
-def _can_be_watched(args: tuple[Any, ...], device: int) -> bool:
+def _can_be_watched(given: tuple[Any, ...]) -> bool:
     """Whether what the call does with a tensor tells which argument that is."""
-    tensors = [arg for arg in args if type(arg) in _TENSORS]
-    places = {tensor.data_ptr() for tensor in tensors}
+    tensors = [arg for arg in given if type(arg) in _TENSORS]
     return (
         _empty_strided is not None
         and resources.allocate is resources.ordinary
         and launcher.watched() is None
-        and len(places) == len(tensors)
-        and all(tensor.numel() and tensor.get_device() == device for tensor in tensors)
+        and len({tensor.data_ptr() for tensor in tensors}) == len(tensors)
+        and all(tensor.numel() for tensor in tensors)
     )
 
 
-def _watch(run: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, _Plan | int]:
-    """The result of ``run(*args)``, and the plan of what it did or ``_NEVER``."""
+def _watch(
+    run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[Any, _Plan | int]:
+    """The result of ``run``, and the plan of what it did or ``_NEVER``."""
     with launcher.watch() as steps, _Torch() as torch_calls:
-        result = run(*args)
+        result = run(*args, **named)
     if not torch_calls.host_only:
         return result, _NEVER
     try:
-        return result, _plan(args, steps, result)
+        return result, _plan((*args, *named.values()), steps, result)
     except _NotRepeatable:
         return result, _NEVER
 
