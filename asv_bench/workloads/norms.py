@@ -28,7 +28,7 @@ def rms_norm(suite: Any) -> Op:
     """rms_norm."""
 
     def own(inputs: Tensors, workload: Workload) -> Any:
-        x = inputs["x"]
+        x = inputs["input"]
         return suite.rms_norm(x, x.shape[-1:], inputs.get("weight"), EPS)
 
     return Op(
@@ -40,7 +40,7 @@ def rms_norm(suite: Any) -> Op:
         benchmarks=matrices("rms_norm"),
         options=RMS_NORM_OPTIONS,
         directions=(FORWARD,),
-        differentiable=("x", "weight"),
+        differentiable=("input", "weight"),
         tolerance=Tolerance(terms=128),
         special=_by_steps,
         summary="x / sqrt(mean(x^2) + eps) * weight",
@@ -55,7 +55,7 @@ OPS = (rms_norm,)
 
 def _make_inputs(workload: Workload, device: Any, generator: Any) -> Tensors:
     kind = chosen(RMS_NORM_OPTIONS, workload)["weight"]
-    inputs = {"x": randn(workload.shape, workload.dtype, device, generator)}
+    inputs = {"input": randn(workload.shape, workload.dtype, device, generator)}
     if kind != "none":
         dtype = workload.dtype if kind == "same" else other_dtype(workload.dtype)
         inputs["weight"] = randn(workload.shape[-1:], dtype, device, generator)
@@ -63,7 +63,7 @@ def _make_inputs(workload: Workload, device: Any, generator: Any) -> Tensors:
 
 
 def _reference(inputs: Tensors, workload: Workload) -> Any:
-    x = inputs["x"].double()
+    x = inputs["input"].double()
     normed = x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt()
     return normed * inputs["weight"].double() if "weight" in inputs else normed
 
@@ -71,7 +71,7 @@ def _reference(inputs: Tensors, workload: Workload) -> Any:
 def _eager(inputs: Tensors, workload: Workload) -> Any:
     import torch
 
-    x, weight = inputs["x"], inputs.get("weight")
+    x, weight = inputs["input"], inputs.get("weight")
     if weight is not None:
         weight = weight.to(x.dtype)
     return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, EPS)
@@ -80,7 +80,7 @@ def _eager(inputs: Tensors, workload: Workload) -> Any:
 def _by_steps(inputs: Tensors, workload: Workload) -> Any:
     """torch's kernel for columns that are no multiple of 4 makes a whole row NaN where its kernel
     for others, and the formula, leave zeros."""
-    x = inputs["x"]
+    x = inputs["input"]
     normed = x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt()
     return normed * inputs["weight"] if "weight" in inputs else normed
 

@@ -4,10 +4,12 @@ Importing needs neither a GPU nor the compiler; a call says what is missing.
 """
 
 from . import runtime
+from .ops.layer_norm import layer_norm
 from .ops.rms_norm import rms_norm
 from .ops.softmax import log_softmax, logsumexp, softmax
 
 __all__ = [
+    "layer_norm",
     "log_softmax",
     "logsumexp",
     "rms_norm",

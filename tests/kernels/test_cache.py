@@ -373,7 +373,7 @@ def test_a_source_is_told_by_all_it_imports_and_not_by_its_package(tmp_path):
     assert digest("two") == same
     assert digest("three", "device/rows.py") != same
     assert digest("four", "device/softmax.py") != same
-    assert digest("five", "device/rms_norm.py") == same
+    assert digest("five", "device/norm.py") == same
 
 
 def test_processes_that_start_cold_compile_once(folder, tmp_path):

@@ -72,9 +72,21 @@ def shared_rows(dtype: str, rows: Any, tiling: Any, vector: int) -> cute.Tensor 
     return make_fake_tensor(element, (rows, tiling.columns), (stride, 1), assumed_align=alignment)
 
 
+def partial_sums(parts: Any, heads: Any, tiling: Any) -> cute.Tensor:
+    """A contiguous float32 workspace (parts, heads, columns)."""
+    vector = tiling.vector
+    strides = [cute.sym_int64(divisibility=vector) for _ in range(2)]
+    return make_fake_tensor(
+        cutlass.Float32,
+        (parts, heads, tiling.columns),
+        (*strides, 1),
+        assumed_align=min(16, vector * 4),
+    )
+
+
 def seed() -> cute.Tensor:
-    """The two words of a random generator's seed."""
-    return make_fake_tensor(cutlass.Int32, (2,), (1,), assumed_align=8)
+    """The 64 bits of a random generator's seed."""
+    return make_fake_tensor(cutlass.Int64, (1,), (1,), assumed_align=8)
 
 
 def current_stream() -> Any:

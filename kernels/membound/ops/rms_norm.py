@@ -2,122 +2,89 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 
-from ..runtime import Kernel, empty, launch
-from . import checks
-from .layouts import fresh, layout
-from .registration import define
-from .tiling import MAX_COLUMNS, RowTiling, row_tiling
+from .norms import check, norm
+from .registration import public
 
 
-@dataclasses.dataclass(frozen=True)
-class RmsNormKernel(Kernel):
-    module: ClassVar[str] = "rms_norm"
-    dtype: str
-    weight: str  # dtype of the weight, or "none"
-    tiling: RowTiling
-
-    @property
-    def dtypes(self) -> list[str]:
-        """Dtypes of what a thread holds."""
-        return [self.dtype] if self.weight == "none" else [self.dtype, self.weight]
-
-    @property
-    def threads(self) -> int:
-        return self.tiling.threads
-
-    @property
-    def cluster(self) -> int:
-        return self.tiling.cluster
-
-    @property
-    def shared_bytes(self) -> int:
-        return 4 * self.tiling.warp_slots  # float32
-
-
+@public
 def rms_norm(
-    x: torch.Tensor,
+    input: torch.Tensor,
     normalized_shape: int | Sequence[int],
     weight: torch.Tensor | None = None,
     eps: float | None = None,
-) -> torch.Tensor:
-    """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimensions, computed in float32.
+    *,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    residual_dtype: torch.dtype | None = None,
+    weight_offset: float = 0.0,
+    dropout_p: float = 0.0,
+    dropout_seed: torch.Tensor | None = None,
+    return_rstd: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    """``x / sqrt(mean(x^2) + eps) * (weight + weight_offset) + bias``, computed in float32.
+
+    ``x`` is the input or, with a residual, ``dropout(input) + residual``. Means are over the last
+    dimensions.
 
     Args:
-        x: (..., *normalized_shape) tensor in bfloat16, float16 or float32 on a Hopper GPU. Rows
-            may be strided; a tensor whose rows are not contiguous inside is copied first.
-        normalized_shape: the trailing dimensions of x to normalise over.
-        weight: tensor of normalized_shape, in any of the three dtypes whatever x's is.
+        input: (..., *normalized_shape) tensor in bfloat16, float16 or float32 on a Hopper GPU.
+            Rows may be strided; a tensor whose rows are not contiguous inside is copied first.
+        normalized_shape: the trailing dimensions of input to normalise over, up to 1,048,576
+            elements.
+        weight: tensor of normalized_shape, in any of the three dtypes whatever input's is; or one
+            with a further dimension in front, of input's size there, for weights of its own for
+            each head: (H, N) for an input (..., H, N).
         eps: added to the mean square; by default float32's machine epsilon, as in torch.
+        bias: like weight; where both are given, of its shape.
+        residual: tensor of input's shape, in any of the three dtypes, to add first.
+        residual_dtype: of the sum with the residual, by default residual's dtype.
+        weight_offset: added to the weight in float32; 1 for weights that are stored around 0.
+        dropout_p: probability with which an element of input is zeroed before the residual is
+            added; the others are scaled by 1 / (1 - dropout_p). Needs a residual.
+        dropout_seed: int64 tensor of one value on input's device that decides what is zeroed
+            (:mod:`membound.device.dropout` tells how); by default drawn by torch's generator of
+            the device.
+        return_rstd: also return the rows' factors.
 
     Returns:
-        A tensor of x's shape and dtype.
+        A tensor of input's shape and dtype. With a residual a tuple, whose second is the sum with
+        it, in residual_dtype. With return_rstd a tuple, whose last are the factors
+        ``1 / sqrt(mean(x^2) + eps)``, a float32 tensor of input's shape without
+        normalized_shape; no gradient flows through it.
 
     Raises:
-        TypeError: x or weight is no tensor or of another dtype.
-        ValueError: x is not on a GPU, has no columns or more than 262,144, the shapes do not fit,
-            or weight is on another device.
-        NotImplementedError: x or weight requires a gradient.
+        TypeError: a tensor is none or of another dtype.
+        ValueError: input is not on a GPU, has no columns or too many, shapes do not fit, tensors
+            are on several devices, or dropout_p is no probability or has no residual.
     """
-    checks.row_input("rms_norm", "x", x)
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape
-    if not isinstance(shape, Sequence) or not all(isinstance(n, int) for n in shape):
-        raise TypeError(
-            f"rms_norm: normalized_shape must be an int or a sequence of ints, got {shape!r}"
-        )
-    shape = tuple(shape)
-    if not shape or tuple(x.shape[-len(shape) :]) != shape:
-        raise ValueError(
-            f"rms_norm: normalized_shape {shape} must be the last dimensions of x, "
-            f"which has shape {tuple(x.shape)}"
-        )
-    if weight is not None:
-        checks.row_input("rms_norm", "weight", weight)
-        if tuple(weight.shape) != shape:
-            raise ValueError(f"rms_norm: weight has shape {tuple(weight.shape)}; expected {shape}")
-        if weight.device != x.device:
-            raise ValueError(f"rms_norm: weight is on {weight.device}, x on {x.device}")
-    columns = math.prod(shape)
-    checks.row_shape("rms_norm", x, columns, MAX_COLUMNS)
-    if checks.needs_grad(x, weight):
-        raise NotImplementedError("rms_norm: no gradient yet; call it under torch.no_grad()")
+    dims = check(
+        "rms_norm",
+        input,
+        normalized_shape,
+        weight,
+        bias,
+        residual,
+        residual_dtype,
+        dropout_p,
+        dropout_seed,
+    )
     if eps is None:
         eps = torch.finfo(torch.float32).eps
-    return _op(x, columns, weight, eps)
-
-
-def _rms_norm(
-    x: torch.Tensor, columns: int, weight: torch.Tensor | None, eps: float
-) -> torch.Tensor:
-    rows = checks.as_rows(x, columns)
-    out = empty(rows.shape, x.dtype, x.device)
-    if weight is not None:
-        weight = checks.as_rows(weight, columns)[0]
-    if rows.numel():
-        kernel = RmsNormKernel(
-            dtype=checks.dtype_name(x),
-            weight="none" if weight is None else checks.dtype_name(weight),
-            tiling=row_tiling(
-                columns,
-                layout(rows),
-                fresh(columns, x.dtype),
-                shared=None if weight is None else layout(weight),
-            ),
-        )
-        launch(kernel, rows, weight, out, eps)
-    return out.view(x.shape)
-
-
-def _like(x: torch.Tensor, *_: object) -> torch.Tensor:
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-_op = define(
-    "rms_norm(Tensor x, SymInt columns, Tensor? weight, float eps) -> Tensor", _rms_norm, _like
-)
+    return norm(
+        "rms_norm",
+        input,
+        dims,
+        weight,
+        bias,
+        eps,
+        residual,
+        residual_dtype,
+        weight_offset,
+        dropout_p,
+        dropout_seed,
+        return_rstd,
+    )

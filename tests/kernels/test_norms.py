@@ -1,4 +1,4 @@
-"""rms_norm: input that it refuses, and what the generated tests cannot know."""
+"""rms_norm and layer_norm: input they refuse, and what the generated tests cannot know."""
 
 import membound
 import pytest
@@ -22,32 +22,32 @@ BAD = {
     "rms_norm of nothing": (
         rms_norm(None, 8),
         TypeError,
-        ["rms_norm: x", "torch.Tensor", "NoneType"],
+        ["rms_norm: input", "torch.Tensor", "NoneType"],
     ),
     "rms_norm of complex numbers": (
         rms_norm(torch.ones(3, 8, dtype=torch.complex64), 8),
         TypeError,
-        ["rms_norm: x", "torch.complex64", "bfloat16, float16, float32"],
+        ["rms_norm: input", "torch.complex64", "bfloat16, float16, float32"],
     ),
     "rms_norm on the CPU": (
         rms_norm(torch.ones(3, 8), 8),
         ValueError,
-        ["rms_norm: x", "CUDA", "cpu"],
+        ["rms_norm: input", "CUDA", "cpu"],
     ),
     "rms_norm of no columns": (
         rms_norm(make(BF16, 3, 0), 0),
         ValueError,
-        ["rms_norm: x", "0 columns", "(3, 0)", "at least 1"],
+        ["rms_norm: input", "0 columns", "(3, 0)", "at least 1"],
     ),
     "rms_norm over another length": (
         rms_norm(x, 7),
         ValueError,
-        ["rms_norm: normalized_shape (7,)", "last dimensions of x", "(3, 8)"],
+        ["rms_norm: normalized_shape (7,)", "last dimensions of input", "(3, 8)"],
     ),
     "rms_norm over the first dimension": (
         rms_norm(x, (3,)),
         ValueError,
-        ["rms_norm: normalized_shape (3,)", "last dimensions of x", "(3, 8)"],
+        ["rms_norm: normalized_shape (3,)", "last dimensions of input", "(3, 8)"],
     ),
     "rms_norm over more dimensions than there are": (
         rms_norm(x, (2, 3, 8)),
@@ -57,7 +57,7 @@ BAD = {
     "rms_norm over no dimension": (
         rms_norm(x, ()),
         ValueError,
-        ["rms_norm: normalized_shape ()", "last dimensions of x", "(3, 8)"],
+        ["rms_norm: normalized_shape ()", "last dimensions of input", "(3, 8)"],
     ),
     "rms_norm of no columns in several dimensions": (
         rms_norm(make(BF16, 3, 0, 5), (0, 5)),
@@ -117,6 +117,6 @@ def test_squares_that_overflow_float16():
     op = OPS["rms_norm"]
     workload = op.workload("float16", (67, 1000))
     inputs = dict(op.make_inputs(workload, "cuda", torch.Generator("cuda").manual_seed(0)))
-    inputs["x"] = inputs["x"] + 300
-    assert inputs["x"].square().isinf().any()
+    inputs["input"] = inputs["input"] + 300
+    assert inputs["input"].square().isinf().any()
     correctness.check(op, workload, inputs, op.providers["membound"](inputs, workload))
