@@ -13,6 +13,7 @@ DTYPES = {
     "float16": cutlass.Float16,
     "float32": cutlass.Float32,
     "bool": cutlass.Uint8,
+    "int64": cutlass.Int64,
 }
 
 
