@@ -10,3 +10,10 @@ class RmsNorm(rows.TimeRows):
 
     op = "rms_norm"
     track_time = rows.TimeRows.seconds
+
+
+class RmsNormBackward(rows.TimeRows):
+    """The gradients, given the result's."""
+
+    op, direction = "rms_norm", "backward"
+    track_time = rows.TimeRows.seconds

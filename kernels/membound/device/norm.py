@@ -87,26 +87,30 @@ class Norm(RowKernel):
         thread, row, exists = self.place(x.shape[0])
         self.exchange.arrive()
 
-        count, centre, squares = Float32(0.0), Float32(0.0), Float32(0.0)
-        for chunk in cutlass.range_constexpr(self.tiling.chunks):
-            lane = self.rows.lane(thread, chunk)
+        if const_expr(self.tiling.chunks == 1):
+            lane = self.rows.lane(thread)
             values = self.load(x, residual, seed, row, exists, lane, threshold, scale)
             if const_expr(self.early):
                 weights = self.shared(weight, x, row, lane)
                 biases = self.shared(bias, x, row, lane)
             if const_expr(total is not None):
                 self.put(values, total, row, exists, lane)
-            more, its_centre, its_squares = self.moments(values, x[row, None], lane)
-            if const_expr(chunk == 0):
-                count, centre, squares = more, its_centre, its_squares
-            elif const_expr(self.centred):
-                difference = its_centre - centre
-                both = cute.arch.fmax(count + more, Float32(1.0))
-                centre += difference * (more / both)
-                squares += its_squares + difference * difference * (count * more / both)
-                count += more
-            else:
+            count, centre, squares = self.moments(values, x[row, None], lane)
+        else:
+            count, centre, squares = Float32(0.0), Float32(0.0), Float32(0.0)
+            for chunk in cutlass.range(self.tiling.chunks, unroll=1):
+                lane = self.rows.lane(thread, chunk)
+                part = self.load(x, residual, seed, row, exists, lane, threshold, scale)
+                if const_expr(total is not None):
+                    self.put(part, total, row, exists, lane)
+                more, its_centre, its_squares = self.moments(part, x[row, None], lane)
                 squares += its_squares
+                if const_expr(self.centred):
+                    difference = its_centre - centre
+                    both = cute.arch.fmax(count + more, Float32(1.0))
+                    centre += difference * (more / both)
+                    squares += difference * difference * (count * more / both)
+                    count += more
         if const_expr(self.exchange.needed):
             centre, squares = self.combine(count, centre, squares)
 
@@ -117,25 +121,43 @@ class Norm(RowKernel):
             if const_expr(mean is not None):
                 mean[row] = centre
 
-        for chunk in cutlass.range_constexpr(self.tiling.chunks):
-            lane = self.rows.lane(thread, chunk)
-            if const_expr(self.tiling.chunks > 1):
-                values = self.load(x, residual, seed, row, exists, lane, threshold, scale)
-            if const_expr(self.centred):
-                values = values - centre
-            values = values * factor
-            if const_expr(weight is not None):
-                if const_expr(not self.early):
-                    weights = self.shared(weight, x, row, lane)
-                scaled_by = weights.load().to(Float32)
-                if const_expr(self.offset):
-                    scaled_by = scaled_by + offset
-                values = values * scaled_by
-            if const_expr(bias is not None):
-                if const_expr(not self.early):
-                    biases = self.shared(bias, x, row, lane)
-                values = values + biases.load().to(Float32)
-            self.put(values, out, row, exists, lane)
+        if const_expr(self.tiling.chunks == 1):
+            if const_expr(not self.early):
+                weights = self.shared(weight, x, row, lane)
+                biases = self.shared(bias, x, row, lane)
+            result = self.finish(values, weights, biases, centre, factor, offset)
+            self.put(result, out, row, exists, lane)
+        else:
+            for chunk in cutlass.range(self.tiling.chunks, unroll=1):
+                place = self.rows.lane(thread, chunk)
+                again = self.load(x, residual, seed, row, exists, place, threshold, scale)
+                its_weights = self.shared(weight, x, row, place)
+                its_biases = self.shared(bias, x, row, place)
+                its_result = self.finish(again, its_weights, its_biases, centre, factor, offset)
+                self.put(its_result, out, row, exists, place)
+
+    @cute.jit
+    def finish(
+        self,
+        values: cute.TensorSSA,
+        weights: cute.Tensor | None,
+        biases: cute.Tensor | None,
+        centre: Float32,
+        factor: Float32,
+        offset: Float32,
+    ) -> cute.TensorSSA:
+        """Results from the values of a row and its statistics."""
+        if const_expr(self.centred):
+            values = values - centre
+        values = values * factor
+        if const_expr(weights is not None):
+            scaled_by = weights.load().to(Float32)
+            if const_expr(self.offset):
+                scaled_by = scaled_by + offset
+            values = values * scaled_by
+        if const_expr(biases is not None):
+            values = values + biases.load().to(Float32)
+        return values
 
     @cute.jit
     def load(

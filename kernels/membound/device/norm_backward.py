@@ -85,40 +85,39 @@ class NormBackward(RowKernel):
         # With y = (x - mean) * rstd and g the gradient of y, that of x is
         # rstd * (g - mean(g) - y * mean(g * y)), without mean(g) for rms_norm.
         along, level = Float32(0.0), Float32(0.0)
-        for chunk in cutlass.range_constexpr(self.tiling.chunks):
-            lane = self.rows.lane(thread, chunk)
+        if const_expr(self.tiling.chunks == 1):
+            lane = self.rows.lane(thread)
             values, grads = self.load(
                 normed, grad, weight, row, exists, lane, centre, factor, offset
             )
             if const_expr(self.early):
                 further = self.further(of_total, row, exists, lane)
-            along += (grads * values).reduce(cute.ReductionOp.ADD, 0.0, reduction_profile=0)
-            if const_expr(self.centred):
-                level += grads.reduce(cute.ReductionOp.ADD, 0.0, reduction_profile=0)
-        along, level = self.combine(along, level)
-
-        for chunk in cutlass.range_constexpr(self.tiling.chunks):
-            lane = self.rows.lane(thread, chunk)
-            if const_expr(self.tiling.chunks > 1):
-                values, grads = self.load(
+            along, level = self.sums(values, grads)
+        else:
+            for chunk in cutlass.range(self.tiling.chunks, unroll=1):
+                lane = self.rows.lane(thread, chunk)
+                part, its_grads = self.load(
                     normed, grad, weight, row, exists, lane, centre, factor, offset
                 )
+                its_along, its_level = self.sums(part, its_grads)
+                along += its_along
+                level += its_level
+        along, level = self.combine(along, level)
+
+        if const_expr(self.tiling.chunks == 1):
             if const_expr(not self.early):
                 further = self.further(of_total, row, exists, lane)
-            if const_expr(self.centred):
-                grads = grads - level
-            result = (grads - values * along) * factor
-            if const_expr(of_total is not None):
-                result = result + further.load().to(Float32)
-            if const_expr(d_residual is not None):
-                self.put(result, d_residual, row, exists, lane)
-            if const_expr(d_input is not None):
-                if const_expr(self.dropout is not None):
-                    kept = self.rows.fragment(Float32, 0)
-                    kept.store(result)
-                    self.dropout.apply(kept, seed, normed[row, None], row, lane, threshold, scale)
-                    result = kept.load()
-                self.put(result, d_input, row, exists, lane)
+            result = self.finish(values, grads, further, along, level, factor)
+            self.put(result, seed, d_input, d_residual, row, exists, lane, threshold, scale)
+        else:
+            for chunk in cutlass.range(self.tiling.chunks, unroll=1):
+                place = self.rows.lane(thread, chunk)
+                again, grads_again = self.load(
+                    normed, grad, weight, row, exists, place, centre, factor, offset
+                )
+                rest = self.further(of_total, row, exists, place)
+                total = self.finish(again, grads_again, rest, along, level, factor)
+                self.put(total, seed, d_input, d_residual, row, exists, place, threshold, scale)
 
     @cute.jit
     def load(
@@ -164,7 +163,58 @@ class NormBackward(RowKernel):
         return part
 
     @cute.jit
+    def sums(self, values: cute.TensorSSA, grads: cute.TensorSSA) -> tuple:
+        """A thread's sums of the products and, for layer norms, of the gradients."""
+        along = (grads * values).reduce(cute.ReductionOp.ADD, 0.0, reduction_profile=0)
+        level = Float32(0.0)
+        if const_expr(self.centred):
+            level = grads.reduce(cute.ReductionOp.ADD, 0.0, reduction_profile=0)
+        return along, level
+
+    @cute.jit
+    def finish(
+        self,
+        values: cute.TensorSSA,
+        grads: cute.TensorSSA,
+        further: cute.Tensor | None,
+        along: Float32,
+        level: Float32,
+        factor: Float32,
+    ) -> cute.TensorSSA:
+        """The gradient of what was normalised."""
+        if const_expr(self.centred):
+            grads = grads - level
+        result = (grads - values * along) * factor
+        if const_expr(further is not None):
+            result = result + further.load().to(Float32)
+        return result
+
+    @cute.jit
     def put(
+        self,
+        result: cute.TensorSSA,
+        seed: cute.Tensor | None,
+        d_input: cute.Tensor | None,
+        d_residual: cute.Tensor | None,
+        row: Int32,
+        exists: Any,
+        lane: Int32,
+        threshold: Int32,
+        scale: Float32,
+    ) -> None:
+        """Store the gradient of the residual, and of the input behind the dropout."""
+        if const_expr(d_residual is not None):
+            self.put_row(result, d_residual, row, exists, lane)
+        if const_expr(d_input is not None):
+            if const_expr(self.dropout is not None):
+                kept = self.rows.fragment(Float32, 0)
+                kept.store(result)
+                self.dropout.apply(kept, seed, d_input[row, None], row, lane, threshold, scale)
+                result = kept.load()
+            self.put_row(result, d_input, row, exists, lane)
+
+    @cute.jit
+    def put_row(
         self, values: cute.TensorSSA, to: cute.Tensor, row: Int32, exists: Any, lane: Int32
     ) -> None:
         rounded = self.rows.fragment(to.element_type, 0)

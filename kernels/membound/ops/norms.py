@@ -26,6 +26,9 @@ _COLUMN_CTA = 128
 _CTAS_PER_PROCESSOR = 8
 _LEAST_ROWS = 16
 
+#: Columns of which a cluster can hold one matrix's row.
+_LONGEST_HELD = 1 << 18
+
 
 def _size(dtype: str) -> int:
     return getattr(torch, dtype).itemsize
@@ -415,9 +418,9 @@ def _forward_kernel(
     rows = [x, fresh(x.columns, x.dtype)]
     if residual is not None:
         rows += [residual, fresh(x.columns, getattr(torch, total))]
-    tiling, (weight_vector, bias_vector) = _tiling(
-        x.columns, rows, (weight, bias), 1 if residual is None else 2
-    )
+    # parts of longer rows are held one after another: smaller ones cost little
+    held = 1 if residual is None and x.columns <= _LONGEST_HELD else 2
+    tiling, (weight_vector, bias_vector) = _tiling(x.columns, rows, (weight, bias), held)
     return NormKernel(
         form=op,
         dtype=_name(x),
