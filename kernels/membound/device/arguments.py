@@ -68,9 +68,9 @@ def shared_rows(dtype: str, rows: Any, tiling: Any, vector: int) -> cute.Tensor 
     if dtype == "none":
         return None
     element = DTYPES[dtype]
-    stride = cute.sym_int64(divisibility=vector)
+    strides = cute.sym_int64(divisibility=vector), 1
     alignment = min(16, vector * element.width // 8)
-    return make_fake_tensor(element, (rows, tiling.columns), (stride, 1), assumed_align=alignment)
+    return make_fake_tensor(element, (rows, tiling.columns), strides, assumed_align=alignment)
 
 
 def partial_sums(parts: Any, heads: Any, tiling: Any) -> cute.Tensor:

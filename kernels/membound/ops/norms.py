@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from ..runtime import Kernel, empty, launch, multiprocessors
 from . import checks
+from .columns import sum_columns
 from .layouts import Layout, fresh, layout
 from .registration import define
 from .tiling import MAX_COLUMNS, RowTiling, row_tiling, shared_vector
@@ -420,16 +421,18 @@ def _forward_kernel(
         rows += [residual, fresh(x.columns, getattr(torch, total))]
     # parts of longer rows are held one after another: smaller ones cost little
     held = 1 if residual is None and x.columns <= _LONGEST_HELD else 2
-    tiling, (weight_vector, bias_vector) = _tiling(x.columns, rows, (weight, bias), held)
+    tiling, vectors = _tiling(x.columns, rows, (weight, bias), held)
+    if op == "layer_norm" and tiling.vector == 1:  # every element is checked: registers run short
+        tiling, vectors = _tiling(x.columns, rows, (weight, bias), 2 * held)
     return NormKernel(
         form=op,
         dtype=_name(x),
         residual=_name(residual),
         total=total or "none",
         weight=_name(weight),
-        weight_vector=weight_vector,
+        weight_vector=vectors[0],
         bias=_name(bias),
-        bias_vector=bias_vector,
+        bias_vector=vectors[1],
         heads=heads,
         offset=offset and weight is not None,
         dropout=dropout,
@@ -659,8 +662,6 @@ def _column_sums(
 
 
 def _sum_parts(sums: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    from .columns import sum_columns
-
     parts, heads, columns = sums.shape
     return sum_columns(sums.view(parts, heads * columns), dtype).view(heads, columns)
 
