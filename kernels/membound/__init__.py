@@ -4,11 +4,13 @@ Importing needs neither a GPU nor the compiler; a call says what is missing.
 """
 
 from . import runtime
+from .ops.cross_entropy import cross_entropy
 from .ops.layer_norm import layer_norm
 from .ops.rms_norm import rms_norm
 from .ops.softmax import log_softmax, logsumexp, softmax
 
 __all__ = [
+    "cross_entropy",
     "layer_norm",
     "log_softmax",
     "logsumexp",

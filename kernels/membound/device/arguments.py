@@ -13,6 +13,7 @@ DTYPES = {
     "float16": cutlass.Float16,
     "float32": cutlass.Float32,
     "bool": cutlass.Uint8,
+    "int32": cutlass.Int32,
     "int64": cutlass.Int64,
 }
 
@@ -71,6 +72,18 @@ def shared_rows(dtype: str, rows: Any, tiling: Any, vector: int) -> cute.Tensor 
     strides = cute.sym_int64(divisibility=vector), 1
     alignment = min(16, vector * element.width // 8)
     return make_fake_tensor(element, (rows, tiling.columns), strides, assumed_align=alignment)
+
+
+def shared_vector(dtype: str, tiling: Any, vector: int) -> cute.Tensor | None:
+    """A contiguous vector (columns,) that every row uses, or None for dtype "none".
+
+    ``vector`` elements can be accessed at a time.
+    """
+    if dtype == "none":
+        return None
+    element = DTYPES[dtype]
+    alignment = min(16, vector * element.width // 8)
+    return make_fake_tensor(element, (tiling.columns,), (1,), assumed_align=alignment)
 
 
 def partial_sums(parts: Any, heads: Any, tiling: Any) -> cute.Tensor:
