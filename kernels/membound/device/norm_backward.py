@@ -223,7 +223,7 @@ class NormBackward(RowKernel):
             self.rows.store(rounded, to[row, None], lane)
 
     @cute.jit
-    def combine(self, along: Float32, level: Float32) -> tuple:
+    def combine(self, along: Float32, level: Float32, again: bool = False) -> tuple:
         """The row's means of what its threads have summed."""
         width = min(self.tiling.row_threads, 32)
         along = cute.arch.warp_reduction(along, operator.add, threads_in_group=width)
@@ -231,10 +231,10 @@ class NormBackward(RowKernel):
             level = cute.arch.warp_reduction(level, operator.add, threads_in_group=width)
         if const_expr(self.exchange.needed):
             if const_expr(self.centred):
-                alongs, levels = self.exchange.share((along, level), (0.0, 0.0))
+                alongs, levels = self.exchange.share((along, level), (0.0, 0.0), again)
                 level = reduce_fragment(levels, operator.add)
             else:
-                (alongs,) = self.exchange.share((along,), (0.0,))
+                (alongs,) = self.exchange.share((along,), (0.0,), again)
             along = reduce_fragment(alongs, operator.add)
         return along / self.tiling.columns, level / self.tiling.columns
 

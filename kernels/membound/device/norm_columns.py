@@ -16,6 +16,8 @@ class NormColumns:
 
     def __init__(self, kernel: Any) -> None:
         self.tiling = kernel.tiling
+        owned = kernel.tiling.column_threads * kernel.tiling.vector
+        self.blocks = -(-kernel.tiling.columns // owned)
         self.centred = kernel.form == "layer_norm"
 
     @cute.jit
@@ -33,9 +35,9 @@ class NormColumns:
         tiling = self.tiling
         self.kernel(normed, grad, mean, rstd, of_weight, of_bias).launch(
             grid=[
-                -(-tiling.columns // (tiling.column_threads * tiling.vector)),
+                self.blocks * sums.shape[1],
                 cute.ceil_div(sums.shape[0], tiling.row_threads),
-                sums.shape[1],
+                1,
             ],
             block=[tiling.threads, 1, 1],
             smem=0,
@@ -53,10 +55,13 @@ class NormColumns:
         of_bias: cute.Tensor | None,
     ) -> None:
         thread, _, _ = cute.arch.thread_idx()
-        block, group, head = cute.arch.block_idx()
+        block, group, _ = cute.arch.block_idx()
+        head = block // self.blocks
         sums = of_bias if const_expr(of_weight is None) else of_weight
         parts, heads = sums.shape[0], sums.shape[1]
-        index = block * self.tiling.column_threads + thread % self.tiling.column_threads
+        index = (
+            block % self.blocks * self.tiling.column_threads + thread % self.tiling.column_threads
+        )
         part = group * self.tiling.row_threads + thread // self.tiling.column_threads
         vector = self.tiling.vector
         if index * vector < self.tiling.columns and part < parts:

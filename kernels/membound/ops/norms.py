@@ -21,11 +21,19 @@ from .tiling import MAX_COLUMNS, RowTiling, row_tiling, shared_vector
 #: Dropout compares as many random bits with the probability.
 _DROPOUT_BITS = 24
 
-#: Threads of a CTA that sums over rows, how many of those to have for each multiprocessor, and
-#: the fewest rows that are worth a part of the sums.
-_COLUMN_CTA = 128
+#: Fewest threads of a CTA; how many CTAs that only sum over rows to have for each multiprocessor,
+#: and the fewest rows that are worth a part of the sums.
+_CTA = 128
 _CTAS_PER_PROCESSOR = 8
 _LEAST_ROWS = 16
+
+#: Threads of a multiprocessor whose CTAs stay for many rows; and how, in order of preference: the
+#: elements of a row that each holds, whether it asks for the next row ahead, and the most CTAs of
+#: a cluster. Where it holds 16, the bytes for each that leave room for the rest: fewer where rows
+#: share a CTA or every element is checked.
+_RESIDENT_THREADS = 512
+_STAYING = ((16, True, 1), (8, True, 8), (16, False, 8))
+_ELEMENT_BYTES, _ELEMENT_BYTES_CHECKED = 16, 12
 
 #: Columns of which a cluster can hold one matrix's row.
 _LONGEST_HELD = 1 << 18
@@ -310,7 +318,8 @@ class _Gradient(torch.autograd.Function):
         return None, *(found[name] for name in needs), *[None] * 7
 
 
-_kernels: dict[tuple[Any, ...], Kernel] = {}
+_kernels: dict[tuple[Any, ...], NormKernel] = {}
+_plans: dict[tuple[Any, ...], list[Kernel]] = {}
 
 
 def _heads(dims: int, *shared: torch.Tensor | torch.Size | None) -> int:
@@ -483,6 +492,39 @@ class NormBackwardKernel(Kernel):
 
 
 @dataclasses.dataclass(frozen=True)
+class NormGradientsKernel(NormBackwardKernel):
+    module: ClassVar[str] = "norm_gradients"
+    of_weight: bool  # whether the weight's gradient is wanted
+    of_bias: bool
+    ahead: bool  # whether a row is asked for while another is worked on
+
+    @property
+    def resident(self) -> int:
+        """CTAs of a multiprocessor, with 128 registers a thread."""
+        return _RESIDENT_THREADS // self.threads
+
+    @property
+    def shared_bytes(self) -> int:
+        return 2 * super().shared_bytes  # for two rows in turns
+
+    @property
+    def scalar_accesses(self) -> int:
+        return 3 * super().scalar_accesses  # of the first row, and of two in turns
+
+    def parts(self, rows: int, heads: int, processors: int) -> int:
+        """Into how many parts the rows of each head are cut, one for each row of a CTA that stays.
+
+        Args:
+            rows: of a head.
+            heads: that the rows are dealt to.
+            processors: multiprocessors of the device.
+        """
+        tiling = self.tiling
+        ctas = max(1, processors * self.resident // (tiling.cluster * heads))
+        return min(ctas, -(-rows // tiling.rows)) * tiling.rows
+
+
+@dataclasses.dataclass(frozen=True)
 class ColumnTiling:
     """Columns over the threads of CTAs, and rows over groups of threads."""
 
@@ -528,6 +570,13 @@ class NormColumnsKernel(Kernel):
         # one a row and statistic, of the four rows at a time and of those that are left over
         return 8 * {"rms_norm": 1, "layer_norm": 2}[self.form]
 
+    def parts(self, rows: int, heads: int, processors: int) -> int:
+        """Into how many parts ``rows`` rows are cut: enough to fill the device, but not short."""
+        tiling = self.tiling
+        across = -(-tiling.columns // (tiling.column_threads * tiling.vector)) * heads
+        ctas = -(-processors * _CTAS_PER_PROCESSOR // across)
+        return max(1, min(ctas * tiling.row_threads, -(-rows // _LEAST_ROWS)))
+
 
 def _run_backward(
     op: str,
@@ -559,31 +608,41 @@ def _run_backward(
         ]
         return tuple(one for one in (*of_rows, *sums) if one is not None)
     values, grads = checks.as_rows(normed, columns), checks.as_rows(grad, columns)
-    if d_input or d_residual:
-        further, weights = _rows_of(of_total, columns), _rows_of(weight, columns)
-        key = (op, "rows", layout(values), layout(grads), _layout(further), _layout(weights))
-        key += (heads > 1, offset != 0.0, seed is not None and d_input != "", d_input, d_residual)
-        kernel = _kernels.get(key)
-        if kernel is None:
-            kernel = _kernels[key] = _rows_kernel(op, *key[2:])
-        launch(
-            kernel,
-            values,
-            grads,
-            further,
-            weights,
-            None if mean is None else mean.view(-1),
-            rstd.view(-1),
-            seed if d_input else None,
-            *(None if one is None else one.view(-1, columns) for one in of_rows),
-            offset,
-            *_dropout(dropout_p),
-        )
-    sums = _column_sums(op, values, grads, mean, rstd, heads, d_weight, d_bias)
-    return tuple(one for one in (*of_rows, *sums) if one is not None)
+    further, weights = _rows_of(of_total, columns), _rows_of(weight, columns)
+    key = (op, "backward", layout(values), layout(grads), _layout(further), _layout(weights))
+    key += (heads > 1, offset != 0.0, seed is not None and d_input != "", d_input, d_residual)
+    key += (bool(d_weight), bool(d_bias))
+    kernels = _plans.get(key)
+    if kernels is None:
+        kernels = _plans[key] = _backward_kernels(op, *key[2:])
+    statistics = [None if one is None else one.view(-1) for one in (mean, rstd)]
+    arguments = (values, grads, further, weights, *statistics, seed if d_input else None)
+    arguments += tuple(None if one is None else one.view(-1, columns) for one in of_rows)
+    numbers = (offset, *_dropout(dropout_p))
+    sums: list[torch.Tensor | None] = [None, None]
+    if d_weight or d_bias:
+        processors = multiprocessors(normed.device)
+        parts = kernels[-1].parts(values.shape[0] // heads, heads, processors)
+        sums = [
+            empty((parts, heads, columns), torch.float32, normed.device) if name else None
+            for name in (d_weight, d_bias)
+        ]
+    for kernel in kernels:
+        if isinstance(kernel, NormGradientsKernel):
+            launch(kernel, *arguments, *sums, *numbers)
+        elif isinstance(kernel, NormBackwardKernel):
+            launch(kernel, *arguments, *numbers)
+        else:
+            launch(kernel, values, grads, *statistics, *sums)
+    results = [*of_rows]
+    for one, name in zip(sums, (d_weight, d_bias), strict=True):
+        if one is not None:
+            flat = one.view(len(one), heads * columns)
+            results.append(sum_columns(flat, getattr(torch, name)).view(heads, columns))
+    return tuple(one for one in results if one is not None)
 
 
-def _rows_kernel(
+def _backward_kernels(
     op: str,
     normed: Layout,
     grad: Layout,
@@ -594,92 +653,104 @@ def _rows_kernel(
     dropout: bool,
     d_input: str,
     d_residual: str,
-) -> NormBackwardKernel:
-    rows = [normed, grad]
-    if of_total is not None:
-        rows.append(of_total)
-    held = len(rows)
-    rows += [fresh(normed.columns, getattr(torch, name)) for name in (d_input, d_residual) if name]
-    tiling, (weight_vector,) = _tiling(normed.columns, rows, (weight,), held)
-    return NormBackwardKernel(
-        form=op,
-        normed=_name(normed),
-        grad=_name(grad),
-        of_total=_name(of_total),
-        weight=_name(weight),
-        weight_vector=weight_vector,
-        heads=heads and weight is not None,
-        offset=offset and weight is not None,
-        dropout=dropout,
-        input=d_input or "none",
-        residual=d_residual or "none",
-        tiling=tiling,
-    )
-
-
-def _column_sums(
-    op: str,
-    normed: torch.Tensor,
-    grad: torch.Tensor,
-    mean: torch.Tensor | None,
-    rstd: torch.Tensor,
-    heads: int,
-    d_weight: str,
-    d_bias: str,
-) -> list[torch.Tensor | None]:
-    """Gradients of the weight and the bias, each (heads, columns), where a dtype is named."""
-    if not (d_weight or d_bias):
-        return [None, None]
-    columns = normed.shape[1]
-    key = (op, "columns", layout(normed), layout(grad), bool(d_weight), bool(d_bias))
-    kernel = _kernels.get(key)
-    if kernel is None:
-        kernel = _kernels[key] = NormColumnsKernel(
-            form=op,
-            normed=_name(layout(normed)),
-            grad=_name(layout(grad)),
-            weight=bool(d_weight),
-            bias=bool(d_bias),
-            tiling=_column_tiling(columns, layout(normed), layout(grad)),
+    of_weight: bool,
+    of_bias: bool,
+) -> list[Kernel]:
+    """One kernel for all gradients, or one for those of rows and one for sums over rows."""
+    loaded = [normed, grad] if of_total is None else [normed, grad, of_total]
+    made = [fresh(normed.columns, getattr(torch, name)) for name in (d_input, d_residual) if name]
+    fields = {
+        "form": op,
+        "normed": _name(normed),
+        "grad": _name(grad),
+        "of_total": _name(of_total),
+        "weight": _name(weight),
+        "heads": heads and weight is not None,
+        "offset": offset and weight is not None,
+        "dropout": dropout,
+        "input": d_input or "none",
+        "residual": d_residual or "none",
+    }
+    sums = of_weight or of_bias
+    if made and sums:
+        found = _gradients_tiling(loaded, made, of_weight + of_bias)
+        if found is not None:
+            tiling, ahead = found
+            vector = 0 if weight is None else shared_vector(weight, tiling)
+            return [
+                NormGradientsKernel(
+                    **fields,
+                    weight_vector=vector,
+                    tiling=tiling,
+                    of_weight=of_weight,
+                    of_bias=of_bias,
+                    ahead=ahead,
+                )
+            ]
+    kernels: list[Kernel] = []
+    if made:
+        tiling, (vector,) = _tiling(normed.columns, [*loaded, *made], (weight,), len(loaded))
+        kernels.append(NormBackwardKernel(**fields, weight_vector=vector, tiling=tiling))
+    if sums:
+        kernels.append(
+            NormColumnsKernel(
+                form=op,
+                normed=_name(normed),
+                grad=_name(grad),
+                weight=of_weight,
+                bias=of_bias,
+                tiling=_column_tiling(normed, grad),
+            )
         )
-    parts = _parts(kernel.tiling, normed.shape[0] // heads, heads, multiprocessors(normed.device))
-    sums = [
-        empty((parts, heads, columns), torch.float32, normed.device) if name else None
-        for name in (d_weight, d_bias)
-    ]
-    launch(
-        kernel,
-        normed,
-        grad,
-        None if mean is None else mean.view(-1),
-        rstd.view(-1),
-        *sums,
-    )
-    return [
-        None if one is None else _sum_parts(one, getattr(torch, name))
-        for one, name in zip(sums, (d_weight, d_bias), strict=True)
-    ]
+    return kernels
 
 
-def _sum_parts(sums: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    parts, heads, columns = sums.shape
-    return sum_columns(sums.view(parts, heads * columns), dtype).view(heads, columns)
+def _gradients_tiling(
+    loaded: Sequence[Layout], made: Sequence[Layout], sums: int
+) -> tuple[RowTiling, bool] | None:
+    """The tiling of CTAs that stay, and whether they can ask for rows ahead; None for long rows.
+
+    ``sums`` is how many sums over rows each thread keeps for each of its columns.
+    """
+    columns = loaded[0].columns
+    basis = row_tiling(columns, *loaded, *made)
+    vector = 1 if basis.shifted else basis.vector
+    asked = sum(one.size for one in loaded)
+    for elements, ahead, cluster in _STAYING:
+        if columns > cluster * _RESIDENT_THREADS * elements:
+            continue
+        row_threads = min(_RESIDENT_THREADS, _power_of_two(-(-columns // elements)))
+        ctas = _power_of_two(-(-columns // (row_threads * elements)))
+        if elements == 16:
+            simple = vector > 1 and row_threads >= _CTA
+            simple = simple and (ahead or columns == row_threads * elements * ctas)
+            most = _ELEMENT_BYTES if simple else _ELEMENT_BYTES_CHECKED
+            if asked * (2 if ahead else 1) + 4 * sums > most or (vector == 1 and not ahead):
+                continue
+        tiling = dataclasses.replace(
+            basis,
+            vector=vector,
+            row_threads=row_threads,
+            rows=max(1, _CTA // row_threads),
+            cluster=ctas,
+            chunks=1,
+            shifted=False,
+        )
+        return tiling, ahead
+    return None
 
 
-def _column_tiling(columns: int, *rows: Layout) -> ColumnTiling:
+def _power_of_two(least: int) -> int:
+    return 1 << (least - 1).bit_length()
+
+
+def _column_tiling(*rows: Layout) -> ColumnTiling:
     """At most 128 threads side by side, and those that are left over on other rows."""
+    columns = rows[0].columns
     tiling = row_tiling(columns, *rows)
     vector = 1 if tiling.shifted else tiling.vector
-    vectors = -(-columns // vector)
-    column_threads = min(_COLUMN_CTA, 1 << (vectors - 1).bit_length())
-    return ColumnTiling(columns, vector, column_threads, _COLUMN_CTA // column_threads)
-
-
-def _parts(tiling: ColumnTiling, rows: int, heads: int, processors: int) -> int:
-    """Parts of ``rows`` rows: enough to fill the device, unless parts would get too short."""
-    across = -(-tiling.columns // (tiling.column_threads * tiling.vector)) * heads
-    ctas = -(-processors * _CTAS_PER_PROCESSOR // across)
-    return max(1, min(ctas * tiling.row_threads, -(-rows // _LEAST_ROWS)))
+    column_threads = min(_CTA, _power_of_two(-(-columns // vector)))
+    return ColumnTiling(columns, vector, column_threads, _CTA // column_threads)
 
 
 def _like(
