@@ -7,6 +7,7 @@ from . import runtime
 from .ops.cross_entropy import cross_entropy
 from .ops.layer_norm import layer_norm
 from .ops.rms_norm import rms_norm
+from .ops.rotary import rotary
 from .ops.softmax import log_softmax, logsumexp, softmax
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "log_softmax",
     "logsumexp",
     "rms_norm",
+    "rotary",
     "runtime",
     "softmax",
 ]
