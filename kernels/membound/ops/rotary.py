@@ -50,7 +50,6 @@ class RotaryKernel(Kernel):
         return (self.offsets != "none") + 3 * (self.cu_seqlens != "none")
 
 
-@public
 def rotary(
     input: torch.Tensor,
     cos: torch.Tensor,
@@ -84,21 +83,47 @@ def rotary(
         TypeError: an argument is no tensor or of another dtype.
         ValueError: input is not on a GPU, or shapes, devices or positions do not fit.
     """
-    x = _check(input, cos, sin, offsets, cu_seqlens)
-    if cos.requires_grad or sin.requires_grad:
-        if torch.is_grad_enabled():
-            raise ValueError(f"{_OP}: cos and sin have no gradient; pass them detached")
+    if not inplace:
+        return _apart(input, cos, sin, interleaved, offsets, cu_seqlens)
+    arguments = _arguments(input, cos, sin, interleaved, offsets, cu_seqlens)
+    if checks.needs_grad(input):
+        return _Gradient.apply(input, *arguments, True)
+    _op_in_place(input, *arguments, 1.0)
+    # who saved input for a backward is told, which a call that is repeated could not
+    torch.autograd.graph.increment_version(input)
+    return input
+
+
+@public
+def _apart(
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    interleaved: bool,
+    offsets: int | torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+) -> torch.Tensor:
+    arguments = _arguments(x, cos, sin, interleaved, offsets, cu_seqlens)
+    if checks.needs_grad(x):
+        return _Gradient.apply(x, *arguments, False)
+    return _op(x, *arguments, 1.0)
+
+
+def _arguments(
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    interleaved: bool,
+    offsets: int | torch.Tensor,
+    cu_seqlens: torch.Tensor | None,
+) -> tuple[Any, ...]:
+    """The low-level op's arguments behind the input, checked."""
+    _check(x, cos, sin, offsets, cu_seqlens)
+    if torch.is_grad_enabled() and (cos.requires_grad or sin.requires_grad):
+        raise ValueError(f"{_OP}: cos and sin have no gradient; pass them detached")
     each = offsets if isinstance(offsets, torch.Tensor) else None
     start = 0 if each is not None else offsets
-    rest = (cos, sin, each, cu_seqlens, start, interleaved)
-    if checks.needs_grad(input):
-        out = _Gradient.apply(input, *rest, inplace)
-    elif inplace:
-        _op_in_place(input, *rest, 1.0)
-        return input
-    else:
-        out = _op(x, *rest, 1.0)
-    return out
+    return cos, sin, each, cu_seqlens, start, interleaved
 
 
 def _check(
@@ -107,7 +132,7 @@ def _check(
     sin: torch.Tensor,
     offsets: int | torch.Tensor,
     cu_seqlens: torch.Tensor | None,
-) -> torch.Tensor:
+) -> None:
     checks.row_input(_OP, "input", x)
     dims = "(batch, tokens, heads, D)" if cu_seqlens is None else "(tokens, heads, D)"
     if x.dim() != (4 if cu_seqlens is None else 3):
@@ -147,7 +172,6 @@ def _check(
             f"{_OP}: offsets is {offsets}; with {x.shape[1]} tokens and tables of "
             f"{cos.shape[0]} positions, accepted are 0 to {cos.shape[0] - x.shape[1]}"
         )
-    return x
 
 
 def _integers(name: str, value: torch.Tensor, x: torch.Tensor) -> None:
