@@ -28,7 +28,9 @@ class Norm(RowKernel):
         tiling = kernel.tiling
         self.elements = self.rows.vector * self.rows.count
         # The weight is asked for before the reduction where the registers can hold both.
-        self.early = self.elements <= 16 and tiling.chunks == 1
+        # Elements that are accessed alone take a register each.
+        most = 16 if tiling.vector > 1 else 8
+        self.early = self.elements <= most and tiling.chunks == 1
         # Where 16 registers do, there is room for all 2,048 threads that a multiprocessor can run,
         # but the compiler must be asked not to take more. Checking 16 columns takes too many.
         held = [DTYPES[name].width // 8 for name in (kernel.dtype, kernel.weight) if name != "none"]
@@ -115,12 +117,6 @@ class Norm(RowKernel):
             centre, squares = self.combine(count, centre, squares)
 
         factor = cute.math.rsqrt(squares / self.tiling.columns + eps)
-        if exists and self.first(thread):
-            if const_expr(rstd is not None):
-                rstd[row] = factor
-            if const_expr(mean is not None):
-                mean[row] = centre
-
         if const_expr(self.tiling.chunks == 1):
             if const_expr(not self.early):
                 weights = self.shared(weight, x, row, lane)
@@ -135,6 +131,11 @@ class Norm(RowKernel):
                 its_biases = self.shared(bias, x, row, place)
                 its_result = self.finish(again, its_weights, its_biases, centre, factor, offset)
                 self.put(its_result, out, row, exists, place)
+        if exists and self.first(thread):
+            if const_expr(rstd is not None):
+                rstd[row] = factor
+            if const_expr(mean is not None):
+                mean[row] = centre
 
     @cute.jit
     def finish(
