@@ -5,6 +5,7 @@ Importing needs neither a GPU nor the compiler; a call says what is missing.
 
 from . import runtime
 from .ops.cross_entropy import cross_entropy
+from .ops.gated import geglu, reglu, swiglu
 from .ops.layer_norm import layer_norm
 from .ops.rms_norm import rms_norm
 from .ops.rotary import rotary
@@ -12,11 +13,14 @@ from .ops.softmax import log_softmax, logsumexp, softmax
 
 __all__ = [
     "cross_entropy",
+    "geglu",
     "layer_norm",
     "log_softmax",
     "logsumexp",
+    "reglu",
     "rms_norm",
     "rotary",
     "runtime",
     "softmax",
+    "swiglu",
 ]
