@@ -10,13 +10,16 @@ from .ops.layer_norm import layer_norm
 from .ops.rms_norm import rms_norm
 from .ops.rotary import rotary
 from .ops.softmax import log_softmax, logsumexp, softmax
+from .parallelize import Explanation, parallelize
 
 __all__ = [
+    "Explanation",
     "cross_entropy",
     "geglu",
     "layer_norm",
     "log_softmax",
     "logsumexp",
+    "parallelize",
     "reglu",
     "rms_norm",
     "rotary",
