@@ -4,15 +4,18 @@ Importing needs neither a GPU nor the compiler; a call says what is missing.
 """
 
 from . import runtime
+from .ops.bias_act import bias_act
 from .ops.cross_entropy import cross_entropy
 from .ops.gated import geglu, reglu, swiglu
 from .ops.layer_norm import layer_norm
+from .ops.ragged import ragged_cross_entropy, ragged_rms_norm, ragged_softmax
 from .ops.rms_norm import rms_norm
 from .ops.rotary import rotary
 from .ops.softmax import log_softmax, logsumexp, softmax
 from .parallelize import Explanation, parallelize
 
 __all__ = [
+    "bias_act",
     "Explanation",
     "cross_entropy",
     "geglu",
@@ -21,6 +24,9 @@ __all__ = [
     "logsumexp",
     "parallelize",
     "reglu",
+    "ragged_cross_entropy",
+    "ragged_rms_norm",
+    "ragged_softmax",
     "rms_norm",
     "rotary",
     "runtime",
