@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 #: The modules that describe operations, one a family.
-FAMILIES = (softmax, norms, cross_entropy, rotary, gated, ragged, bias_act)
+FAMILIES = (softmax, norms, cross_entropy, rotary, gated, ragged, bias_act, bias_act)
 
 _DESCRIBE: Mapping[str, Callable[[Any], Op]] = {
     describe.__name__: describe for family in FAMILIES for describe in family.OPS

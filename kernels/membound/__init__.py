@@ -5,6 +5,7 @@ Importing needs neither a GPU nor the compiler; a call says what is missing.
 
 from . import runtime
 from .ops.bias_act import bias_act
+from .ops.bias_act import bias_act
 from .ops.cross_entropy import cross_entropy
 from .ops.gated import geglu, reglu, swiglu
 from .ops.layer_norm import layer_norm
@@ -15,6 +16,7 @@ from .ops.softmax import log_softmax, logsumexp, softmax
 from .parallelize import Explanation, parallelize
 
 __all__ = [
+    "bias_act",
     "bias_act",
     "Explanation",
     "cross_entropy",

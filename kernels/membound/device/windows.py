@@ -131,20 +131,24 @@ class Windows:
     @cute.jit
     def store(self, window: cute.Tensor, start: Int64, column: Int64, columns: Int64) -> None:
         """Write what of a window lies in the row of ``columns`` that begins at ``start``."""
-        element = window.element_type
-        size = const_expr(element.width // 8)
-        place = start + column * size
+        place = start + column * (window.element_type.width // 8)
         if const_expr(self.whole):
             self._put(window, place)
         elif column >= 0 and column + self.vector <= columns:
             self._put(window, place)
         else:
-            for v in cutlass.range_constexpr(self.vector):
-                if column + v >= 0 and column + v < columns:
-                    pointer = cute.make_ptr(
-                        element, place + v * size, cute.AddressSpace.gmem, assumed_align=size
-                    )
-                    cute.make_tensor(pointer, cute.make_layout(1))[0] = window[v]
+            self.store_each(window, start, column, columns)
+
+    @cute.jit
+    def store_each(self, window: cute.Tensor, start: Int64, column: Int64, columns: Int64) -> None:
+        """The same for a row that starts on other boundaries than the result's."""
+        element = window.element_type
+        size = const_expr(element.width // 8)
+        for v in cutlass.range_constexpr(self.vector):
+            if column + v >= 0 and column + v < columns:
+                place = start + (column + v) * size
+                pointer = cute.make_ptr(element, place, cute.AddressSpace.gmem, assumed_align=size)
+                cute.make_tensor(pointer, cute.make_layout(1))[0] = window[v]
 
     def _copy(self, element: Any, place: Int64, grain: int, target: cute.Tensor) -> None:
         pointer = cute.make_ptr(element, place, cute.AddressSpace.gmem, assumed_align=grain)
@@ -165,3 +169,12 @@ def window_matrix(dtype: str, rows: Any, columns: Any, tiling: Any) -> cute.Tens
     alignment = element.width // 8 if tiling.shifted else 16
     strides = cute.sym_int64(divisibility=divisor), 1
     return make_fake_tensor(element, (rows, columns), strides, assumed_align=alignment)
+
+
+def shared_window_row(dtype: str, columns: Any, tiling: Any) -> cute.Tensor | None:
+    """A contiguous vector that every row uses, or None for dtype "none"."""
+    if dtype == "none":
+        return None
+    element = DTYPES[dtype]
+    alignment = element.width // 8 if tiling.shifted else 16
+    return make_fake_tensor(element, (columns,), (1,), assumed_align=alignment)

@@ -41,6 +41,11 @@ class WindowTiling:
         """Rows of a CTA."""
         return _THREADS // self.across
 
+    def blocks(self, columns: int) -> int:
+        """CTAs side by side that a row of ``columns`` takes."""
+        spare = self.vector - 1 if self.shifted else 0
+        return -(-(columns + spare) // (self.across * self.count * self.vector))
+
 
 def window_tiling(vector: int, *matrices: Layout, count: int = 2) -> WindowTiling:
     """The tiling for matrices, the first of which has as many columns as a row has results.
