@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from bandwatch.measure import correctness
 from bandwatch.measure.workload import (
     BACKWARD,
     DTYPE_BYTES,
@@ -87,7 +88,58 @@ def layer_norm(suite: Any) -> Op:
     )
 
 
-OPS = (rms_norm, layer_norm)
+FP8_OPTIONS = {
+    "block": ("none", "128"),
+    "weight": ("same", "other", "none"),
+    "residual": ("none", "same"),
+    "offset": ("0", "1"),
+}
+
+
+def rms_norm_fp8(suite: Any) -> Op:
+    """rms_norm_fp8: results are judged as what they stand for, quotients times scales."""
+
+    def own(inputs: Tensors, workload: Workload) -> Any:
+        want = chosen(FP8_OPTIONS, workload)
+        x, given = inputs["input"], {}
+        if "residual" in inputs:
+            given["residual"] = inputs["residual"]
+        if want["offset"] != "0":
+            given["weight_offset"] = float(want["offset"])
+        if want["block"] != "none":
+            given["block"] = int(want["block"])
+        return suite.rms_norm_fp8(x, x.shape[-1:], inputs.get("weight"), EPS, **given)
+
+    def reference(inputs: Tensors, workload: Workload) -> Any:
+        return _quantised({key: value.double() for key, value in inputs.items()}, workload)
+
+    def eager(inputs: Tensors, workload: Workload) -> Any:
+        """In float32: a result in 16 bits would be rounded twice."""
+        return _quantised({key: value.float() for key, value in inputs.items()}, workload)
+
+    return Op(
+        name="rms_norm_fp8",
+        make_inputs=_make_fp8_inputs,
+        reference=reference,
+        providers={"membound": own, "eager": eager},
+        traffic=_fp8_traffic,
+        benchmarks=(
+            *matrices("rms_norm_fp8", ("32768x4096", "16384x8192"), ("bfloat16",)),
+            *matrices(
+                "rms_norm_fp8", ("32768x4096",), ("bfloat16",), options=FP8_OPTIONS, block="128"
+            ),
+        ),
+        options=FP8_OPTIONS,
+        check=_check_fp8,
+        takes_special=False,
+        summary="quantize_fp8(rms_norm(input)), with a scale for each row or block of 128 columns",
+        limits="N up to 1,048,576",
+        formula="1.5 M N + N in 16 bits, a residual 2 M N more",
+        source="torch.nn.functional.rms_norm, then (y / scale).to(torch.float8_e4m3fn)",
+    )
+
+
+OPS = (rms_norm, layer_norm, rms_norm_fp8)
 
 
 def _op(suite: Any, name: str, **described: Any) -> Op:
@@ -342,6 +394,99 @@ def _traffic(name: str, workload: Workload) -> Traffic:
         written = matrix + (0 if same else residual) + weight + bias
         return Traffic(read=matrix + normed + total + weight, written=written)
     return Traffic(read=matrix + residual + weight + bias, written=matrix + total)
+
+
+def _make_fp8_inputs(workload: Workload, device: Any, generator: Any) -> Tensors:
+    want = chosen(FP8_OPTIONS, workload)
+    inputs = {"input": randn(workload.shape, workload.dtype, device, generator)}
+    if want["weight"] != "none":
+        dtype = _dtype(want["weight"], workload)
+        inputs["weight"] = randn(workload.shape[-1:], dtype, device, generator)
+    if want["residual"] != "none":
+        inputs["residual"] = randn(workload.shape, workload.dtype, device, generator)
+    return inputs
+
+
+def _normed_in_blocks(inputs: Tensors, workload: Workload) -> tuple[Any, Any]:
+    """What is quantised as (rows, blocks, columns of a block), 0 behind the last column, and what
+    is normalised."""
+    import torch
+
+    want = chosen(FP8_OPTIONS, workload)
+    x = inputs["input"]
+    if "residual" in inputs:
+        x = x + inputs["residual"]
+    normed = x * (x.square().mean(-1, keepdim=True) + EPS).rsqrt()
+    if "weight" in inputs:
+        normed = normed * (inputs["weight"] + float(want["offset"]))
+    columns = x.shape[-1]
+    block = columns if want["block"] == "none" else int(want["block"])
+    padded = torch.nn.functional.pad(normed, (0, -columns % block))
+    return padded.unflatten(-1, (-1, block)), x
+
+
+def _quantised(inputs: Tensors, workload: Workload) -> Any:
+    import torch
+
+    blocks, total = _normed_in_blocks(inputs, workload)
+    scales = blocks.abs().amax(-1) / 448
+    scales = torch.where(scales == 0, 1.0, scales)
+    quotients = (blocks / scales.unsqueeze(-1)).float().clamp(-448, 448)
+    columns = total.shape[-1]
+    result = quotients.to(torch.float8_e4m3fn).flatten(-2)[..., :columns].contiguous()
+    if chosen(FP8_OPTIONS, workload)["block"] == "none":
+        scales = scales.squeeze(-1)
+    results = (result, scales.float())
+    return (*results, total.to(torch_dtype(workload.dtype))) if "residual" in inputs else results
+
+
+def _check_fp8(outputs: tuple[Any, ...], inputs: Tensors, workload: Workload) -> None:
+    """Scales are exact but for float32's arithmetic, and each element is the nearest of its type,
+    or one of two that are almost equally near."""
+    import torch
+
+    given = {key: value.double() for key, value in inputs.items()}
+    expected = _quantised(given, workload)
+    if len(outputs) != len(expected):
+        raise correctness.WrongResult(f"{len(outputs)} results, expected {len(expected)}")
+    for i, (output, like) in enumerate(zip(outputs, expected, strict=True)):
+        correctness.require_form(output, like.shape, like.dtype, f"result {i}")
+    correctness.compare(
+        outputs[1], expected[1], Tolerance(terms=128), workload.dtype, what="scales"
+    )
+    if "residual" in inputs:
+        total = given["input"] + given["residual"]
+        correctness.compare(outputs[2], total, Tolerance(terms=2), workload.dtype, what="sum")
+    if not outputs[0].numel():
+        return
+    blocks, _ = _normed_in_blocks(given, workload)
+    scales = outputs[1].double().view(*blocks.shape[:2], 1)
+    columns = workload.shape[-1]
+    found = torch.nn.functional.pad(outputs[0].double(), (0, blocks[0].numel() - columns))
+    quotients = (blocks / scales).abs()
+    # half the distance of neighbours in the type: 3 bits behind the leading one, down to 2^-6
+    exponents = torch.frexp(quotients.clamp(min=2.0**-6)).exponent - 1
+    nearest = torch.ldexp(torch.ones_like(quotients), exponents - 4)
+    error = (found.view(blocks.shape) - blocks / scales).abs()
+    wrong = error > nearest + 1e-4 * quotients + 1e-9
+    if wrong.any():
+        row, block, column = wrong.nonzero()[0].tolist()
+        raise correctness.WrongResult(
+            f"{int(wrong.sum())} of {outputs[0].numel()} values are not the nearest, first in row "
+            f"{row}, block {block}, column {column}"
+        )
+
+
+def _fp8_traffic(workload: Workload) -> Traffic:
+    want = chosen(FP8_OPTIONS, workload)
+    matrix = nbytes(workload)
+    rows, columns = workload.shape
+    scales = 4 * rows * (1 if want["block"] == "none" else -(-columns // int(want["block"])))
+    weight = 0
+    if want["weight"] != "none":
+        weight = columns * DTYPE_BYTES[_dtype(want["weight"], workload)]
+    more = matrix if want["residual"] != "none" else 0
+    return Traffic(read=matrix + more + weight, written=rows * columns + scales + more)
 
 
 def keep(seed: Any, p: float, rows: int, columns: int) -> Any:

@@ -5,18 +5,17 @@ Importing needs neither a GPU nor the compiler; a call says what is missing.
 
 from . import runtime
 from .ops.bias_act import bias_act
-from .ops.bias_act import bias_act
 from .ops.cross_entropy import cross_entropy
 from .ops.gated import geglu, reglu, swiglu
 from .ops.layer_norm import layer_norm
 from .ops.ragged import ragged_cross_entropy, ragged_rms_norm, ragged_softmax
 from .ops.rms_norm import rms_norm
+from .ops.rms_norm_fp8 import rms_norm_fp8
 from .ops.rotary import rotary
 from .ops.softmax import log_softmax, logsumexp, softmax
 from .parallelize import Explanation, parallelize
 
 __all__ = [
-    "bias_act",
     "bias_act",
     "Explanation",
     "cross_entropy",
@@ -30,6 +29,7 @@ __all__ = [
     "ragged_rms_norm",
     "ragged_softmax",
     "rms_norm",
+    "rms_norm_fp8",
     "rotary",
     "runtime",
     "softmax",

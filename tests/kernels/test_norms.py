@@ -160,6 +160,16 @@ BAD = {
         ValueError,
         ["layer_norm: dropout_p", "1.5", "from 0 to 1"],
     ),
+    "blocks of another size": (
+        lambda: membound.rms_norm_fp8(x, 8, block=64),
+        ValueError,
+        ["rms_norm_fp8: block", "64", "None", "128"],
+    ),
+    "rms_norm_fp8 over another length": (
+        lambda: membound.rms_norm_fp8(x, 7),
+        ValueError,
+        ["rms_norm_fp8: normalized_shape (7,)", "(3, 8)"],
+    ),
     "a seed that is no tensor": (
         rms_norm(x, 8, residual=residual, dropout_p=0.5, dropout_seed=7),
         TypeError,
@@ -236,6 +246,30 @@ def test_the_work_of_a_call_without_gradients_is_one_launch():
     weight = make(BF16, 8)
     assert modules(rms_norm(x, 8, weight)) == ["norm"]
     assert modules(layer_norm(x, 8, weight, residual=residual, return_stats=True)) == ["norm"]
+
+
+def test_fp8_is_one_launch_where_rows_allow():
+    for block in (None, 128):
+        for columns, count in ((96, 1), (4096, 1), (1000, 1), (1001, 2), (1 << 20, 2)):
+            value = make(BF16, 3, columns)
+            found = modules(
+                lambda value=value, block=block: membound.rms_norm_fp8(
+                    value, value.shape[-1], block=block
+                )
+            )
+            assert len(found) == count, (block, columns, found)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("block", [None, 128])
+def test_fp8_in_one_launch_and_in_two_are_equal(block):
+    """A row that starts between boundaries takes two launches."""
+    gpu = new("cuda")
+    value, weight = gpu(FP32, 67, 1000), gpu(FP32, 1000)
+    late = torch.empty(67 * 1000 + 1, device="cuda")[1:].view(67, 1000).copy_(value)
+    one, two = (membound.rms_norm_fp8(each, 1000, weight, block=block) for each in (value, late))
+    assert torch.allclose(one[1], two[1], rtol=1e-6, atol=0)
+    assert (one[0].view(torch.uint8) != two[0].view(torch.uint8)).float().mean() < 1e-3
 
 
 @pytest.mark.gpu

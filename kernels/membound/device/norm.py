@@ -39,6 +39,7 @@ class Norm(RowKernel):
         )
         room = self.early and self.elements * sum(held) <= 64 and tiling.cluster == 1
         plain = not self.centred and kernel.residual == "none" and kernel.bias == "none"
+        plain = plain and kernel.out == kernel.dtype
         fits = room and plain and (self.elements <= 8 or self.unchecked)
         self.min_ctas = 2048 // tiling.threads if fits and tiling.rows == 1 else 0
 
@@ -284,7 +285,7 @@ def trace(kernel: Any) -> tuple[Norm, tuple[Any, ...]]:
         rows_of(kernel.residual),
         shared_rows(kernel.weight, heads, kernel.tiling, kernel.weight_vector),
         shared_rows(kernel.bias, heads, kernel.tiling, kernel.bias_vector),
-        rows_of(kernel.dtype),
+        rows_of(kernel.out),
         rows_of(kernel.total),
         statistics if kernel.form == "layer_norm" else None,
         scalars("float32", rows) if kernel.statistics else None,

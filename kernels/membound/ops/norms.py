@@ -47,7 +47,8 @@ def _size(dtype: str) -> int:
 class NormKernel(Kernel):
     module: ClassVar[str] = "norm"
     form: str  # "rms_norm" or "layer_norm"
-    dtype: str  # of input and result
+    dtype: str
+    out: str  # dtype of the result
     residual: str  # dtype of what is added before, or "none"
     total: str  # dtype of the sum with the residual, or "none"
     weight: str
@@ -82,9 +83,9 @@ class NormKernel(Kernel):
 
     @property
     def full_width(self) -> bool:
-        rows = [name for name in (self.dtype, self.residual, self.total) if name != "none"]
+        rows = (self.dtype, self.out, self.residual, self.total)
         shared = [(self.weight, self.weight_vector), (self.bias, self.bias_vector)]
-        return self.tiling.full_width(*map(_size, rows)) and all(
+        return self.tiling.full_width(*(_size(name) for name in rows if name != "none")) and all(
             vector * _size(name) >= 16 for name, vector in shared if name != "none"
         )
 
@@ -302,7 +303,7 @@ class _Gradient(torch.autograd.Function):
                     of_rows[-1],
                     seed,
                     ctx.dims,
-                    _heads(ctx.dims, *ctx.shapes),
+                    heads_of(ctx.dims, *ctx.shapes),
                     ctx.offset,
                     ctx.dropout_p,
                     *(wanted[name] for name in ("x", "residual", "weight", "bias")),
@@ -323,7 +324,7 @@ _kernels: dict[tuple[Any, ...], NormKernel] = {}
 _plans: dict[tuple[Any, ...], list[Kernel]] = {}
 
 
-def _heads(dims: int, *shared: torch.Tensor | torch.Size | None) -> int:
+def heads_of(dims: int, *shared: torch.Tensor | torch.Size | None) -> int:
     """In how many rows of the weight and bias the rows of the input take turns."""
     for one in shared:
         if one is not None:
@@ -332,11 +333,13 @@ def _heads(dims: int, *shared: torch.Tensor | torch.Size | None) -> int:
     return 1
 
 
-def _rows_of(shared: torch.Tensor | None, columns: int) -> torch.Tensor | None:
+def rows_of(shared: torch.Tensor | None, columns: int) -> torch.Tensor | None:
+    """Rows of what may not be there."""
     return None if shared is None else checks.as_rows(shared, columns)
 
 
-def _layout(tensor: torch.Tensor | None) -> Layout | None:
+def layout_of(tensor: torch.Tensor | None) -> Layout | None:
+    """The layout of what may not be there."""
     return None if tensor is None else layout(tensor)
 
 
@@ -389,13 +392,13 @@ def _run(
         results.append(rstd)
     if not x.numel():
         return tuple(results)
-    rows, others = checks.as_rows(x, columns), _rows_of(residual, columns)
-    weights, biases = _rows_of(weight, columns), _rows_of(bias, columns)
-    key = (op, layout(rows), _layout(others), total, _layout(weights), _layout(biases))
-    key += (_heads(dims, weight, bias) > 1, offset != 0.0, seed is not None, statistics)
+    rows, others = checks.as_rows(x, columns), rows_of(residual, columns)
+    weights, biases = rows_of(weight, columns), rows_of(bias, columns)
+    key = (op, layout(rows), layout_of(others), total, layout_of(weights), layout_of(biases))
+    key += (heads_of(dims, weight, bias) > 1, offset != 0.0, seed is not None, statistics, x.dtype)
     kernel = _kernels.get(key)
     if kernel is None:
-        kernel = _kernels[key] = _forward_kernel(*key)
+        kernel = _kernels[key] = forward_kernel(*key)
     launch(
         kernel,
         rows,
@@ -414,7 +417,7 @@ def _run(
     return tuple(results)
 
 
-def _forward_kernel(
+def forward_kernel(
     op: str,
     x: Layout,
     residual: Layout | None,
@@ -425,8 +428,10 @@ def _forward_kernel(
     offset: bool,
     dropout: bool,
     statistics: bool,
+    out: torch.dtype,
 ) -> NormKernel:
-    rows = [x, fresh(x.columns, x.dtype)]
+    """The kernel for a forward on rows of these layouts; ``total`` is a dtype's name or empty."""
+    rows = [x, fresh(x.columns, out)]
     if residual is not None:
         rows += [residual, fresh(x.columns, getattr(torch, total))]
     # parts of longer rows are held one after another: smaller ones cost little
@@ -437,6 +442,7 @@ def _forward_kernel(
     return NormKernel(
         form=op,
         dtype=_name(x),
+        out=str(out).removeprefix("torch."),
         residual=_name(residual),
         total=total or "none",
         weight=_name(weight),
@@ -609,8 +615,8 @@ def _run_backward(
         ]
         return tuple(one for one in (*of_rows, *sums) if one is not None)
     values, grads = checks.as_rows(normed, columns), checks.as_rows(grad, columns)
-    further, weights = _rows_of(of_total, columns), _rows_of(weight, columns)
-    key = (op, "backward", layout(values), layout(grads), _layout(further), _layout(weights))
+    further, weights = rows_of(of_total, columns), rows_of(weight, columns)
+    key = (op, "backward", layout(values), layout(grads), layout_of(further), layout_of(weights))
     key += (heads > 1, offset != 0.0, seed is not None and d_input != "", d_input, d_residual)
     key += (bool(d_weight), bool(d_bias))
     kernels = _plans.get(key)
