@@ -48,7 +48,7 @@ def right(op, dtype) -> Ran:
 
 
 def drop_the_tail(out):
-    out[..., -1] = 0
+    out[..., -(1 + out.shape[-1] // 100) :] = 0
 
 
 def leave_one_unwritten(out):
@@ -133,6 +133,7 @@ def test_rows_are_judged_in_parts_where_they_are_many(op, monkeypatch):
         assert_right(dataclasses.replace(ran, outputs=(last, *ran.outputs[1:])))
     for name, gradient in ran.gradients.items():
         broken = gradient.clone()
-        broken[-1:].mul_(2)
+        rows = slice(-1, None) if broken.dim() > 1 else slice(None)  # else a sum over rows
+        broken[rows].mul_(2)
         with pytest.raises(WrongResult, match=f"gradient of {name}"):
             assert_right(dataclasses.replace(ran, gradients={**ran.gradients, name: broken}))
