@@ -57,6 +57,7 @@ class View:
         self.refusal = refusal
         self.nodes = list(graph.nodes)
         self.taken: set[Node] = set()  # into replacements
+        self.parts: set[Node] = set()  # of what a rule knows, replaced or not
         self._place = {node: float(i) for i, node in enumerate(self.nodes)}
         self._mode: dict[Node, int] = {}
         self._transformed: set[Node] = set()

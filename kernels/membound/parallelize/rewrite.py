@@ -73,8 +73,8 @@ def _try(graph: Graph, view: View, node: Node) -> tuple[Node, list[Entry]]:
 
 
 def _stands(view: View, node: Node, entry: Entry) -> bool:
-    """Whether ``entry`` was not overtaken by a replacement of more than its node."""
-    return entry.replaced or node not in view.taken
+    """Whether no other entry is for more than ``node``."""
+    return entry.replaced or node not in view.taken | view.parts
 
 
 def _apply(graph: Graph, view: View, found: Replacement) -> None:

@@ -327,6 +327,7 @@ def _gated(view: View, node: Node) -> Replacement | None:
             break
     else:
         return None
+    view.parts.add(activation)
     function = suite(_GATED[name])
     gate, up = given["input"], product[other]
     x, factor = tensor(gate), tensor(up, "factor")
