@@ -6,7 +6,9 @@ Importing needs neither a GPU nor the compiler; a call says what is missing.
 from . import runtime
 from .ops.bias_act import bias_act
 from .ops.cross_entropy import cross_entropy
+from .ops.embedding import embedding
 from .ops.gated import geglu, reglu, swiglu
+from .ops.gather import gather_rows, permute_rows
 from .ops.layer_norm import layer_norm
 from .ops.ragged import ragged_cross_entropy, ragged_rms_norm, ragged_softmax
 from .ops.rms_norm import rms_norm
@@ -19,11 +21,14 @@ __all__ = [
     "bias_act",
     "Explanation",
     "cross_entropy",
+    "embedding",
+    "gather_rows",
     "geglu",
     "layer_norm",
     "log_softmax",
     "logsumexp",
     "parallelize",
+    "permute_rows",
     "reglu",
     "ragged_cross_entropy",
     "ragged_rms_norm",

@@ -133,9 +133,9 @@ class Windows:
         """Write what of a window lies in the row of ``columns`` that begins at ``start``."""
         place = start + column * (window.element_type.width // 8)
         if const_expr(self.whole):
-            self._put(window, place)
+            self.put(window, place)
         elif column >= 0 and column + self.vector <= columns:
-            self._put(window, place)
+            self.put(window, place)
         else:
             self.store_each(window, start, column, columns)
 
@@ -155,7 +155,7 @@ class Windows:
         layout = cute.make_layout(grain * 8 // element.width)
         cute.autovec_copy(cute.make_tensor(pointer, layout), target)
 
-    def _put(self, window: cute.Tensor, place: Int64) -> None:
+    def put(self, window: cute.Tensor, place: Int64) -> None:
         pointer = cute.make_ptr(
             window.element_type, place, cute.AddressSpace.gmem, assumed_align=16
         )

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import torch
 from torch.autograd.function import once_differentiable
 
-from ..runtime import Kernel, empty, launch, multiprocessors
+from ..runtime import empty, launch, multiprocessors
 from . import checks
 from .columns import sum_columns
 from .layouts import layout
 from .registration import define, public
-from .windows import MAX_COLUMNS, WindowTiling, flat, window_tiling
+from .windows import MAX_COLUMNS, WindowKernel, WindowTiling, flat, window_tiling
 
 ACTIVATIONS = ("gelu", "gelu_tanh", "silu", "relu2", "relu")
 
@@ -23,7 +23,7 @@ _CTAS, _THREAD_ROWS = 4, 8
 
 
 @dataclasses.dataclass(frozen=True)
-class BiasActKernel(Kernel):
+class BiasActKernel(WindowKernel):
     module: ClassVar[str] = "bias_act"
     activation: str
     dtype: str
@@ -32,18 +32,6 @@ class BiasActKernel(Kernel):
     to_input: bool  # whether the gradient of the input is stored
     sums: bool  # whether that gradient is summed over rows
     tiling: WindowTiling
-
-    @property
-    def threads(self) -> int:
-        return self.tiling.threads
-
-    @property
-    def shared_bytes(self) -> int:
-        return 0
-
-    @property
-    def full_width(self) -> bool:
-        return self.tiling.whole
 
     @property
     def scalar_accesses(self) -> int:

@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 import torch
 from torch.autograd.function import once_differentiable
 
-from ..runtime import Kernel, empty, launch
+from ..runtime import empty, launch
 from . import checks
 from .layouts import layout
 from .registration import define, public
-from .windows import MAX_COLUMNS, WindowTiling, flat, window_tiling
+from .windows import MAX_COLUMNS, WindowKernel, WindowTiling, flat, window_tiling
 
 
 @dataclasses.dataclass(frozen=True)
-class GatedKernel(Kernel):
+class GatedKernel(WindowKernel):
     module: ClassVar[str] = "gated"
     activation: str
     dtype: str
@@ -26,18 +26,6 @@ class GatedKernel(Kernel):
     to_gate: bool  # of the gradients, which are wanted
     to_up: bool
     tiling: WindowTiling
-
-    @property
-    def threads(self) -> int:
-        return self.tiling.threads
-
-    @property
-    def shared_bytes(self) -> int:
-        return 0
-
-    @property
-    def full_width(self) -> bool:
-        return self.tiling.whole
 
 
 @public

@@ -6,6 +6,7 @@ import dataclasses
 
 import torch
 
+from ..runtime import Kernel
 from .layouts import Layout
 
 _THREADS = 256
@@ -45,6 +46,24 @@ class WindowTiling:
         """CTAs side by side that a row of ``columns`` takes."""
         spare = self.vector - 1 if self.shifted else 0
         return -(-(columns + spare) // (self.across * self.count * self.vector))
+
+
+class WindowKernel(Kernel):
+    """A kernel whose configuration holds a tiling of windows."""
+
+    tiling: WindowTiling
+
+    @property
+    def threads(self) -> int:
+        return self.tiling.threads
+
+    @property
+    def shared_bytes(self) -> int:
+        return 0
+
+    @property
+    def full_width(self) -> bool:
+        return self.tiling.whole
 
 
 def window_tiling(vector: int, *matrices: Layout, count: int = 2) -> WindowTiling:
