@@ -509,6 +509,33 @@ def test_dynamic_columns(calls):
     assert calls == ["softmax"] * 3
 
 
+@pytest.mark.parametrize("rest", ["eager", "aot_eager"])
+def test_dynamic_numbers(calls, rest):
+    def function(x, eps):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+
+    parallel = membound.parallelize(function, dynamic=True, rest=rest)
+    for columns, eps in ((8, 1e-5), (9, 1e-5), (9, 1.0)):
+        inputs = tensors((4, columns))
+        assert_same(
+            lambda x, eps=eps: function(x, eps), lambda x, eps=eps: parallel(x, eps), inputs
+        )
+    assert parallel.explanation.replaced and not parallel.explanation.kept
+
+
+@pytest.mark.parametrize("rest", ["eager", "aot_eager"])
+def test_dynamic_normalized_shape(monkeypatch, rest):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    parallel = membound.parallelize(
+        lambda x: F.layer_norm(x, x.shape[-2:]) + 1, dynamic=True, rest=rest
+    )
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for columns in (8, 9):
+            shape = (4, 2, columns)
+            assert parallel(torch.empty(shape, device="cuda")).shape == shape
+    assert len(parallel.explanation.entries) == len(parallel.explanation.replaced) == 1
+
+
 @pytest.mark.parametrize("outer", [False, True], ids=["alone", "within torch.compile"])
 def test_checkpoint(calls, outer):
     def function(x, w):
@@ -727,3 +754,107 @@ def test_signatures(case, dtype, monkeypatch):
     ):
         assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
     assert parallel.explanation.replaced
+
+
+# On the GPU: the kernels themselves.
+
+
+def gpu_inputs(*shapes, dtype):
+    return [one.detach().cuda().requires_grad_() for one in tensors(*shapes, dtype=dtype)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("case", RECOGNISED)
+def test_recognised_on_gpu(case, dtype):
+    function, shapes, _ = RECOGNISED[case]
+    parallel = membound.parallelize(function, fullgraph=True)
+    assert_same(function, parallel, gpu_inputs(*shapes, dtype=dtype))
+    assert parallel.explanation.replaced and not parallel.explanation.kept
+
+
+WAYS = {
+    "alone": lambda module: membound.parallelize(module, fullgraph=True),
+    "rest by inductor": lambda module: membound.parallelize(module, rest="inductor"),
+    "within torch.compile": lambda module: torch.compile(
+        membound.parallelize(module), fullgraph=True
+    ),
+    "backend": lambda module: torch.compile(module, backend=parallelization.backend),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("way", WAYS)
+def test_module_on_gpu(way, dtype):
+    torch.manual_seed(0)
+    module = Block(columns=512, hidden=1024).to("cuda", dtype).eval()
+    compiled = WAYS[way](module)
+    tolerance = 1e-3 if dtype == torch.float32 else 6e-2
+    for rows in (5, 64, 7):
+        x = torch.randn(2, rows, 512, device="cuda", dtype=dtype, requires_grad=True)
+        expected, found = results(module, [x]), results(compiled, [x])
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, atol=tolerance, rtol=tolerance)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), module(x), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.gpu
+def test_training_on_gpu():
+    """A step of a small model under autocast, checkpointed, with its loss."""
+    torch.manual_seed(0)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(257, 128)
+            self.blocks = nn.ModuleList(Block(128, 256) for _ in range(2))
+            self.norm = nn.LayerNorm(128)
+            self.head = nn.Linear(128, 257, bias=False)
+
+        def forward(self, tokens, target):
+            with torch.autocast("cuda", torch.bfloat16):
+                x = self.embedding(tokens)
+                for block in self.blocks:
+                    x = checkpoint(block, x, use_reentrant=False)
+                logits = self.head(self.norm(x))
+                return F.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+    module = Model().cuda().eval()
+    parallel = membound.parallelize(module, fullgraph=True)
+    tokens, target = torch.randint(257, (2, 3, 33), device="cuda")
+    losses, grads = [], []
+    for one in (module, parallel):
+        one.zero_grad()
+        loss = one(tokens, target)
+        loss.backward()
+        losses.append(loss.detach())
+        grads.append([weight.grad.clone() for weight in one.parameters()])
+    torch.testing.assert_close(*losses, atol=2e-2, rtol=2e-2)
+    for one, other in zip(*grads, strict=True):
+        assert (one - other).norm() <= 3e-2 * other.norm() + 1e-6
+    assert len(parallel.explanation.replaced) >= 7
+
+
+@pytest.mark.gpu
+def test_devices_on_gpu():
+    """One function for tensors on the CPU and on the GPU."""
+    parallel = membound.parallelize(lambda x: x.softmax(-1))
+    x = torch.randn(4, 50257)
+    assert torch.equal(parallel(x), x.softmax(-1))
+    torch.testing.assert_close(parallel(x.cuda()).cpu(), x.softmax(-1))
+    assert [len(parallel.explanation.kept), len(parallel.explanation.replaced)] == [1, 1]
+
+
+@pytest.mark.gpu
+def test_cuda_graph_on_gpu():
+    parallel = membound.parallelize(lambda x, w: llama(x, w).softmax(-1))
+    x, w = (one.detach() for one in gpu_inputs((64, 1024), (1024,), dtype=torch.bfloat16))
+    parallel(x, w)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        out = parallel(x, w)
+    x.copy_(x.flip(0))
+    captured.replay()
+    torch.testing.assert_close(out, parallel(x, w), atol=0, rtol=0)

@@ -109,8 +109,9 @@ def check(
 ) -> int:
     """Require what the norms take; returns how many of the last dimensions are a row."""
     checks.row_input(op, "input", x)
-    shape = (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape
-    if not isinstance(shape, Sequence) or not all(isinstance(n, int) for n in shape):
+    kinds = (int, torch.SymInt)  # the latter while torch compiles for any size
+    shape = (normalized_shape,) if isinstance(normalized_shape, kinds) else normalized_shape
+    if not isinstance(shape, Sequence) or not all(isinstance(n, kinds) for n in shape):
         raise TypeError(
             f"{op}: normalized_shape must be an int or a sequence of ints, got {shape!r}"
         )

@@ -22,6 +22,10 @@ _MOST_ROWS = (1 << 31) - 1
 _MODES = ("_set_grad_enabled", "autocast", "inference_mode", "_nesting", "saved_tensors_hooks")
 
 
+#: As the second argument: how many columns the first has, where that is known only in a call.
+COLUMNS = object()
+
+
 class Kept(Exception):
     """Torch's op stays, for the reason in the message."""
 

@@ -12,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from .calls import call, value
 from .explanation import Entry, where
-from .graph import Kept, Replacement, View
+from .graph import COLUMNS, Kept, Replacement, View
 from .rules import RULES
 
 
@@ -63,7 +63,7 @@ def _try(graph: Graph, view: View, node: Node) -> tuple[Node, list[Entry]]:
         except Kept as kept:
             reason = str(kept)
         except GuardOnDataDependentSymNode:
-            reason = "a size depends on data"
+            reason = "a size or number depends on data"
         else:
             entry = Entry(found.op, where(found.node), True, found.description)
             _apply(graph, view, found)
@@ -88,6 +88,12 @@ def _apply(graph: Graph, view: View, found: Replacement) -> None:
         source.meta = {**args[0].meta, "example_value": value(args[0]).float()}
         view.insert(source, place)
         args = (source, *args[1:])
+    if len(args) > 1 and args[1] is COLUMNS:
+        with graph.inserting_before(place):
+            columns = graph.call_method("size", (args[0], -1))
+        columns.meta = {**args[0].meta, "example_value": value(args[0]).shape[-1]}
+        view.insert(columns, place)
+        args = (args[0], (columns,), *args[2:])
     view.taken.update((*found.inner, node))
     if total is None:
         _become(node, found.function, args, found.kwargs)

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from .calls import call, value
-from .graph import Kept, Replacement, View, result, rows, same_device, tensor
+from .graph import COLUMNS, Kept, Replacement, View, result, rows, same_device, tensor
 
 Rule = Callable[[View, Node], Replacement | None]
 
@@ -79,9 +80,21 @@ def _cross_entropy(view: View, node: Node) -> Replacement | None:
 
 
 def _constants(options: dict[str, Any], *names: str) -> None:
+    """Put the numbers of that name in place of the nodes that hold them."""
     for name in names:
-        if not isinstance(options[name], (int, float)):
-            raise Kept(f"{name} is no constant")
+        options[name] = _number(options[name])
+        if options[name] is None:
+            raise Kept(f"{name} is no number")
+
+
+def _number(node: Any) -> float | None:
+    """The number that ``node`` stands for; one of a dynamic capture is then guarded."""
+    number = value(node)
+    if isinstance(number, torch.SymFloat):
+        return float(number)
+    if isinstance(number, torch.SymInt):
+        return int(number)
+    return number if isinstance(number, (int, float)) else None
 
 
 def _norm(view: View, node: Node) -> Replacement | None:
@@ -107,7 +120,8 @@ def _any_norm(
     written: str = "",
 ) -> Replacement:
     x = tensor(source)
-    rows(x, len(shape) if isinstance(shape, (tuple, list)) else 1)
+    sizes = value(shape)
+    rows(x, len(sizes) if isinstance(sizes, (tuple, list)) else 1)
     for part in ("weight", "bias"):
         if part in options:
             same_device(x, tensor(options[part], part), part)
@@ -163,8 +177,8 @@ def _written_rms_norm(view: View, node: Node) -> Replacement | None:
     source, eps, steps = core
     x = tensor(source)
     columns = x.shape[-1]
-    if not isinstance(columns, int):
-        raise Kept("the number of columns is symbolic")
+    if is_concrete_int(columns):
+        columns = int(columns)
     ways = _with_weight(node, source, columns, steps)
     for end, options, inner in reversed(ways):
         path = {value(one).dtype for one in inner if value(one).shape == value(end).shape}
@@ -178,7 +192,7 @@ def _written_rms_norm(view: View, node: Node) -> Replacement | None:
                 "rms_norm",
                 end,
                 source,
-                (columns,),
+                (columns,) if isinstance(columns, int) else COLUMNS,
                 {**options, "eps": eps},
                 inner,
                 " (written out)",
@@ -202,9 +216,9 @@ def _root_mean_square(node: Node) -> tuple[Node, float, tuple[Node, ...]] | None
         if root is None or not isinstance(scaled, Node):
             continue
         below, root_steps = root
-        mean, eps = _plus_constant(below)
-        _, of_mean = call(mean)
-        if call(mean)[0] != "mean" or not _keeps_last(of_mean, value(of_mean["input"])):
+        mean, eps = _plus_constant(below, lambda one: call(one)[0] == "mean")
+        of_mean = call(mean)[1]
+        if mean is None or not _keeps_last(of_mean, value(of_mean["input"])):
             continue
         square = of_mean["input"]
         squared = _squared(square)
@@ -237,12 +251,15 @@ def _root(node: Any, inverse: bool) -> tuple[Node, list[Node]] | None:
     return None if root is None else (root[0], [*root[1], node])
 
 
-def _plus_constant(node: Any) -> tuple[Any, float]:
+def _plus_constant(node: Any, expected: Callable[[Any], bool]) -> tuple[Any, float]:
+    """The two summands, where one is as expected and the other a number."""
     name, given = call(node)
     if name == "add" and given.get("alpha", 1) == 1:
         for one, other in (("input", "other"), ("other", "input")):
-            if isinstance(given[other], (int, float)) and isinstance(given[one], Node):
-                return given[one], float(given[other])
+            if expected(given[one]):
+                number = _number(given[other])
+                if number is not None:
+                    return given[one], float(number)
     return None, 0.0
 
 
@@ -276,7 +293,7 @@ def _uncast(node: Node) -> tuple[Node, list[Node]]:
 
 
 def _with_weight(
-    node: Node, source: Node, columns: int, inner: tuple[Node, ...]
+    node: Node, source: Node, columns: Any, inner: tuple[Node, ...]
 ) -> list[tuple[Node, dict[str, Any], tuple[Node, ...]]]:
     """Results from ``node`` on: after conversions and after the product with a weight."""
     options: dict[str, Any] = {}
@@ -299,18 +316,18 @@ def _with_weight(
     return ways
 
 
-def _weight(node: Any, columns: int) -> tuple[Node | None, float]:
+def _weight(node: Any, columns: Any) -> tuple[Node | None, float]:
     """The weight of ``columns`` values, and the constant that is added to it."""
-    if not isinstance(node, Node):
+
+    def fits(one: Any) -> bool:
+        example = value(one)
+        return isinstance(example, torch.Tensor) and tuple(example.shape) == (columns,)
+
+    if not isinstance(node, Node) or not fits(node):
         return None, 0.0
     node, _ = _uncast(node)
-    below, offset = _plus_constant(node)
-    if below is not None:
-        node, _ = _uncast(below)
-    example = value(node)
-    if not isinstance(example, torch.Tensor) or tuple(example.shape) != (columns,):
-        return None, 0.0
-    return node, offset
+    below, offset = _plus_constant(node, fits)
+    return (node, 0.0) if below is None else (_uncast(below)[0], offset)
 
 
 _GATED = {"silu": "swiglu", "gelu": "geglu", "relu": "reglu"}
