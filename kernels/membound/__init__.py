@@ -15,6 +15,7 @@ from .ops.rms_norm import rms_norm
 from .ops.rms_norm_fp8 import rms_norm_fp8
 from .ops.rotary import rotary
 from .ops.softmax import log_softmax, logsumexp, softmax
+from .ops.topk import topk
 from .parallelize import Explanation, parallelize
 
 __all__ = [
@@ -39,4 +40,5 @@ __all__ = [
     "runtime",
     "softmax",
     "swiglu",
+    "topk",
 ]

@@ -8,7 +8,7 @@ import torch
 from membound.runtime import Kernel, Replay, empty, launch, replay
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-CPU = -1  # as get_device tells of a tensor
+CPU = -1  # as get_device tells of a tensor on the CPU, which is the GPU of these tests
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,8 @@ ADD = kernel(add_without_torch)
 
 @pytest.fixture(autouse=True)
 def on_the_cpu(monkeypatch):
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: CPU, raising=False)
+    monkeypatch.setattr(replay, "_current_device", lambda: CPU)
+    monkeypatch.setattr(replay, "_NO_GPU", None)
     monkeypatch.setattr(
         replay, "_empty_strided", lambda s, t, d: torch.empty_strided(s, t, dtype=d)
     )
@@ -177,3 +178,13 @@ def test_arguments_may_be_named(add):
         assert add(x, factor=3.0, y=y).equal(x + 3 * y)
         assert add(x, y=y, factor=2.0).equal(x + 2 * y)
     assert len(add.runs) == 4
+
+
+def test_a_tensor_on_the_cpu_goes_the_other_way_also_where_torch_knows_no_gpu(add, monkeypatch):
+    monkeypatch.setattr(replay, "_NO_GPU", CPU)
+    monkeypatch.setattr(replay, "_current_device", None)
+    told = []
+    add.otherwise = lambda *args, **named: told.append(args)
+    for _ in range(3):
+        add(torch.randn(6, 4), torch.randn(6, 4), 1.0)
+    assert len(told) == 3 and not add.runs

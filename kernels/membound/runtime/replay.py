@@ -30,6 +30,12 @@ _HOST_ONLY = frozenset(
 #: Allocates on the current device in a third of ``torch.empty``'s host time.
 _empty_strided = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 
+#: Exists where torch is built for CUDA, as all tensors do that it is asked about.
+_current_device = getattr(torch._C, "_cuda_getDevice", None)
+
+#: What ``get_device`` tells of a tensor on the CPU.
+_NO_GPU = -1
+
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _OTHERS = frozenset((type(None), bool, int, float, str, tuple, torch.Size, torch.dtype))
 
@@ -69,21 +75,24 @@ class Replay:
             or launcher.recording()
         ):
             return self.otherwise(*args, **named)
-        device = torch._C._cuda_getDevice()
         differentiable = torch.is_grad_enabled()
         given = (*args, *named.values()) if named else args
-        key: list[Any] = [device, *named]
+        key: list[Any] = [*named]
+        device = _NO_GPU
         for arg in given:
             kind = type(arg)
             if kind in _TENSORS:
-                if arg.get_device() != device or (differentiable and arg.requires_grad):
+                index = arg.get_device()
+                if device == _NO_GPU and index != _NO_GPU and index == _current_device():
+                    device = index
+                if index != device or index == _NO_GPU or (differentiable and arg.requires_grad):
                     return self.otherwise(*args, **named)
                 key += (arg.dtype, arg.shape, arg.stride(), arg.data_ptr() % 16)
             elif kind in _OTHERS:
                 key.append(arg)
             else:
                 return self.otherwise(*args, **named)
-        known = tuple(key)
+        known = (device, *key)
         found = self._plans.get(known, 0)
         if type(found) is _Plan and resources.allocate is resources.ordinary:
             values = given + found.constants
