@@ -87,7 +87,7 @@ def _by_torch(x: Any, workload: Workload) -> Any:
 
     want = chosen(OPTIONS, workload)
     k, largest = int(want["k"]), want["largest"] == YES
-    indices = torch.sort(x.detach(), -1, descending=largest, stable=True).indices[..., :k]
+    indices = torch.sort(x.detach(), dim=-1, descending=largest, stable=True).indices[..., :k]
     values = x.gather(-1, indices)
     return (values.softmax(-1) if want["softmax"] == YES else values), indices
 

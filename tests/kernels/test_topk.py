@@ -33,7 +33,7 @@ def test_bad_input_is_refused_by_name(name):
 
 def expected(x, k, largest=True):
     """NaN above all numbers, both zeros equal, equal ones from the left: a stable sort's order."""
-    order = torch.sort(x.float(), -1, descending=largest, stable=True).indices[:, :k]
+    order = torch.sort(x.float(), dim=-1, descending=largest, stable=True).indices[:, :k]
     return x.gather(-1, order), order
 
 
