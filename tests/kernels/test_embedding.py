@@ -147,3 +147,21 @@ def test_a_row_that_is_picked_by_all_is_the_sum_in_float32():
     expected = torch.zeros_like(table)
     expected[1] = 100_000
     assert table.grad.equal(expected)
+
+
+@pytest.mark.gpu
+def test_rows_beyond_2_to_the_31_elements():
+    table = torch.empty(33_000, 65_536, dtype=torch.bfloat16, device="cuda")
+    table[0], table[-1] = 1.0, 2.0
+    table.requires_grad_()
+    picked = membound.gather_rows(table, torch.tensor([32_999, 0, 32_999], device="cuda"))
+    assert picked.float().equal(
+        torch.tensor([[2.0], [1.0], [2.0]], device="cuda").expand(3, 65_536)
+    )
+    picked.backward(torch.ones_like(picked))
+    assert (
+        table.grad[::32_999]
+        .float()
+        .equal(torch.tensor([[1.0], [2.0]], device="cuda").expand(2, 65_536))
+    )
+    assert not table.grad[1:-1].any()

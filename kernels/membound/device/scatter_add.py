@@ -34,25 +34,32 @@ class _Sums:
         order: cute.Tensor | None,
         begin: Int32,
         end: Int32,
+        hole: tuple,
         column: Int64,
     ) -> None:
-        """Add a window of the rows from ``begin`` to ``end``, or of those in ``order`` there."""
+        """Add a window of the rows from ``begin`` to ``end``, or of those in ``order`` there.
+
+        Those from the first to the second number of ``hole`` are left out.
+        """
         columns = Int64(grad.shape[1])
-        turns = cute.ceil_div(cutlass.max(end - begin, 0), _AHEAD)
-        for i in cutlass.range(turns, unroll=1):
-            first = begin + i * _AHEAD
+        out, back = hole
+        count = end - begin - (back - out)
+        for i in cutlass.range(cute.ceil_div(count, _AHEAD), unroll=1):
             loaded = []
             for u in cutlass.range_constexpr(_AHEAD):
                 window = self.windows.fragment(grad.element_type)
-                if u < end - first:
-                    row = Int64(first + u)
+                place = begin + i * _AHEAD + u
+                if place >= out:
+                    place += back - out
+                if i * _AHEAD + u < count:
+                    row = Int64(place)
                     if const_expr(order is not None):
-                        row = Int64(order[first + u])
+                        row = Int64(order[place])
                     start = address(grad, row)
                     self.windows.load(grad.element_type, start, column, columns, window)
                 loaded.append(window)
             for u in cutlass.range_constexpr(_AHEAD):
-                if u < end - first:
+                if i * _AHEAD + u < count:
                     totals.store(totals.load() + loaded[u].load().to(Float32))
 
 
@@ -88,7 +95,8 @@ class Stretches(_Sums):
             begin = Int32(stretch) * length
             if index[begin] == index[begin + length - 1]:
                 totals = self.windows.fragment(Float32)
-                self.add_rows(totals, grad, order, begin, begin + length, column)
+                end = begin + length
+                self.add_rows(totals, grad, order, begin, end, (end, end), column)
                 # rows of sums hold whole windows
                 self.windows.put(totals, address(sums, stretch) + column * 4)
 
@@ -136,13 +144,14 @@ class ScatterAdd(_Sums):
             if row == padding:
                 end = begin
             totals = self.windows.fragment(Float32)
+            hole = end, end
             if const_expr(self.split):
-                first, last = cute.ceil_div(begin, length), end // length
+                first = cute.ceil_div(begin, length)
+                last = cutlass.max(end // length, first)
+                self.add_rows(totals, sums, None, first, last, (last, last), column)
                 if first < last:
-                    self.add_rows(totals, grad, order, begin, first * length, column)
-                    self.add_rows(totals, sums, None, first, last, column)
-                    begin = last * length
-            self.add_rows(totals, grad, order, begin, end, column)
+                    hole = first * length, last * length
+            self.add_rows(totals, grad, order, begin, end, hole, column)
             rounded = self.windows.fragment(out.element_type)
             rounded.store(totals.load().to(out.element_type))
             self.windows.store(rounded, start, column, columns)

@@ -47,8 +47,8 @@ class ScatterAddKernel(WindowKernel):
 
     @property
     def scalar_accesses(self) -> int:
-        """A stretch's ends or where a row begins and ends, and the order of four rows, twice."""
-        return 2 + 4 * (2 if self.stage == "rows" and self.split else 1)
+        """A stretch's ends, or where a row begins and ends; and the order of four rows."""
+        return 2 + 4
 
 
 def gather_rows(
