@@ -3,6 +3,7 @@
 import copy
 import importlib
 import io
+import os
 import pickle
 import sys
 import tomllib
@@ -186,6 +187,11 @@ def pre_norm(x, y, w):
     return F.layer_norm(total, (8,), w) + total, total
 
 
+def shared_conversion(x, w):
+    wide = x.float()
+    return llama(wide, w.float()) + wide
+
+
 def used_between(x, y, w):
     total = x + y
     double = total * 2
@@ -242,6 +248,7 @@ RECOGNISED = {
     "post-norm": (post_norm, [ROWS, ROWS, VECTOR], ["rms_norm"]),
     "pre-norm": (pre_norm, [ROWS, ROWS, VECTOR], ["layer_norm"]),
     "sum used between": (used_between, [ROWS, ROWS, VECTOR], ["rms_norm"]),
+    "shared conversion": (shared_conversion, [ROWS, VECTOR], ["rms_norm"]),
     "llama, residual": (llama_residual, [ROWS, ROWS, VECTOR], ["rms_norm"]),
 }
 
@@ -685,6 +692,28 @@ def test_branches_are_told(calls):
     assert [entry.what for entry in parallel.explanation.kept] == ["it is inside of cond"]
 
 
+def test_forward_mode(calls):
+    parallel = membound.parallelize(nn.Softmax(-1))
+    (x,) = tensors(ROWS)
+    parallel(x)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, x * 2)
+        tangents = [
+            torch.autograd.forward_ad.unpack_dual(function(dual)).tangent
+            for function in (parallel, nn.Softmax(-1))
+        ]
+    torch.testing.assert_close(*tangents)
+    assert calls == ["softmax"]
+
+
+@pytest.mark.parametrize("transform", [torch.func.vmap, torch.func.jacrev])
+def test_transforms(calls, transform):
+    """torch captures nothing under its transforms from outside."""
+    (x,) = tensors(ROWS)
+    found = transform(membound.parallelize(lambda x: x.softmax(-1)))(x)
+    torch.testing.assert_close(found, transform(lambda x: x.softmax(-1))(x))
+
+
 def test_explain(calls, monkeypatch):
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
@@ -701,10 +730,9 @@ def test_explain(calls, monkeypatch):
     printed = stream.getvalue().splitlines()
     assert printed[0] == "membound: 3 of 4 ops replaced"
     line = function.__code__.co_firstlineno + 2
-    file = f"tests/kernels/test_parallelize.py:{line} in function"
-    assert printed[1].split() == ["3x", "softmax", *file.split(), "membound.softmax"] or (
-        printed[1].endswith("membound.softmax")
-    )
+    path = os.path.relpath(__file__)
+    file = f"{__file__ if path.startswith('..') else path}:{line} in function"
+    assert printed[1].split() == ["3x", "softmax", *file.split(), "membound.softmax"]
     assert printed[2].endswith("kept: no bias is added just before it")
     assert str(parallel.explanation).splitlines()[1:] == printed[1:]
     parallel(x)

@@ -129,6 +129,7 @@ def _compiler(rest: str | Callable[..., Any], listeners: list[_Listener]) -> Cal
 
 def _function(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     from torch._dynamo.comptime import comptime
+    from torch.autograd import forward_ad
 
     from .rewrite import rewrite
 
@@ -158,12 +159,14 @@ def _function(function: Callable[..., Any], **options: Any) -> Callable[..., Any
 
     @functools.wraps(function, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_dynamo_compiling():
-            return compiled(*args, **kwargs)
-        comptime(enter)
-        result = function(*args, **kwargs)
-        comptime(leave)
-        return result
+        if torch.compiler.is_dynamo_compiling():
+            comptime(enter)
+            result = function(*args, **kwargs)
+            comptime(leave)
+            return result
+        if forward_ad._current_level >= 0:  # which captures do not guard against
+            return function(*args, **kwargs)
+        return compiled(*args, **kwargs)
 
     call.explanation = explanation
     return call

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch.fx import Graph, Node
 
 from ..ops.checks import DTYPES
 from ..ops.tiling import MAX_COLUMNS
-from .calls import value
+from .calls import call, value
 
 _HOPPER = (9, 0)
 _MOST_ROWS = (1 << 31) - 1
@@ -101,7 +101,8 @@ class View:
             raise Kept("autograd or autocast is switched in the midst of it")
         steps = {*inner, node}
         for one in inner:
-            if one is not found.total and not steps.issuperset(one.users):
+            kept = one is found.total or call(one)[0] == "cast"  # has a result of its own
+            if not kept and not steps.issuperset(one.users):
                 raise Kept("what it computes on the way is used elsewhere, too")
         tensors = [*_nodes((found.args, found.kwargs)), *inner]
         memories = {_memory(value(one)) for one in tensors if _is_tensor(value(one))}
@@ -114,9 +115,9 @@ class View:
                 if differentiable:  # the backward passes of torch may not need what is changed
                     raise Kept("what its gradient is computed from is changed in place afterwards")
 
-    def may_move(self, needed: Iterable[Any], target: Node) -> bool:
-        """Whether all of ``needed`` is known before ``target``."""
-        return all(self.before(one, target) for one in _nodes(tuple(needed)))
+    def may_move(self, needed: Any, target: Node) -> bool:
+        """Whether all nodes in ``needed`` are computed before ``target``."""
+        return all(self.before(one, target) for one in _nodes(needed))
 
 
 def tensor(node: Any, name: str = "input") -> torch.Tensor:

@@ -148,7 +148,7 @@ def _any_norm(
         view.check(together)
         needed = (together.args, together.kwargs)
         others = [user for user in source.users if user is not node and user not in inner]
-        if view.may_move((needed,), source) or all(view.before(node, user) for user in others):
+        if view.may_move(needed, source) or all(view.before(node, user) for user in others):
             return together
     except Kept:
         pass
@@ -387,9 +387,9 @@ def _biased_gelu(view: View, node: Node) -> Replacement | None:
     if name != "gelu":
         return None
     name, total = call(given["input"])
-    if name != "add" or not all(isinstance(total[one], Node) for one in ("input", "other")):
+    source, bias = total.get("input"), total.get("other")
+    if name != "add" or not all(isinstance(value(one), torch.Tensor) for one in (source, bias)):
         raise Kept("no bias is added just before it")
-    source, bias = total["input"], total["other"]
     if value(source).dim() < value(bias).dim():
         source, bias = bias, source
     x, vector = tensor(source), tensor(bias, "bias")
