@@ -5,6 +5,7 @@ import importlib
 import io
 import os
 import pickle
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -33,7 +34,9 @@ def fresh_captures():
 # Plain torch in place of the kernels: what is tested here is the rewriting.
 
 
-def rms_norm(x, shape, weight=None, eps=None, *, bias=None, residual=None, weight_offset=0.0):
+def rms_norm(
+    x, shape, weight=None, eps=None, *, residual=None, residual_dtype=None, weight_offset=0.0
+):
     wide = x.float() if residual is None else x.float() + residual.float()
     eps = torch.finfo(torch.float32).eps if eps is None else eps
     dims = tuple(range(-len(shape), 0))
@@ -41,7 +44,7 @@ def rms_norm(x, shape, weight=None, eps=None, *, bias=None, residual=None, weigh
     if weight is not None:
         out = out * (weight.float() + weight_offset)
     out = out.to(x.dtype)
-    return out if residual is None else (out, wide.to(residual.dtype))
+    return out if residual is None else (out, wide.to(residual_dtype or residual.dtype))
 
 
 def layer_norm(x, shape, weight=None, bias=None, eps=1e-5, *, residual=None):
@@ -309,6 +312,32 @@ def test_backend_is_an_entry_point():
     assert getattr(importlib.import_module(module), name) is parallelization.backend
 
 
+def test_backend_by_name(tmp_path):
+    """As torch finds it where the package is installed."""
+    entries = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    group = "torch_dynamo_backends"
+    info = tmp_path / "installed-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: installed\nVersion: 1\n")
+    lines = [f"{name} = {target}" for name, target in entries[group].items()]
+    (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines]))
+    code = """
+import torch
+function = torch.compile(
+    lambda x: x.softmax(-1), backend="membound", options={"explain": True}, fullgraph=True
+)
+function(torch.ones(2, 3))
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "kernels")])},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "membound: 0 of 1 ops replaced" in found.stderr
+
+
 def cross_entropy_of(**options):
     def function(x, target):
         return F.cross_entropy(x, target, **options)
@@ -481,6 +510,20 @@ def test_rounded_weight_stays_outside(calls):
     out = parallel(x, w)
     assert calls == ["rms_norm"]
     assert out.dtype == torch.float32 and torch.equal((out / w).bfloat16().float() * w, out)
+
+
+@pytest.mark.parametrize("first", [torch.float32, torch.bfloat16], ids=str)
+def test_mixed_sum(calls, first):
+    """A residual stream in float32 and what autocast computed in 16 bits."""
+    second = torch.bfloat16 if first == torch.float32 else torch.float32
+
+    def function(x, y, w):
+        total = x.to(first) + y.to(second)
+        return F.rms_norm(total, (8,), w), total
+
+    parallel = membound.parallelize(function)
+    assert_same(function, parallel, tensors(ROWS, ROWS, VECTOR))
+    assert calls == ["rms_norm"] and "with the addition" in str(parallel.explanation)
 
 
 def test_autocast(calls):
@@ -751,37 +794,40 @@ def test_refuses(given):
 
 # The suite's own functions on tensors without memory: calls, shapes, dtypes and strides.
 
-SIGNATURES = {
+UNMEASURED = {
     **RECOGNISED,
     "cross_entropy": (
         lambda x, w: F.cross_entropy(
-            x, torch.arange(4, device=x.device), w, label_smoothing=0.1, reduction="none"
+            *(x, torch.arange(4, device=x.device), w.detach()),
+            label_smoothing=0.1,
+            reduction="none",
         ),
         [ROWS, VECTOR],
-        [],
+        ["cross_entropy"],
     ),
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("case", SIGNATURES)
-def test_signatures(case, dtype, monkeypatch):
-    function, shapes, _ = SIGNATURES[case]
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+@pytest.mark.parametrize("outer", [False, True], ids=["alone", "within torch.compile"])
+@pytest.mark.parametrize("case", UNMEASURED)
+def test_functions_of_the_suite(case, outer, monkeypatch):
+    function, shapes, _ = UNMEASURED[case]
+    monkeypatch.setattr(membound.ops.checks, "on_device", lambda op, name, x: None)
+    monkeypatch.setattr(graph, "unsupported", lambda device: "")
     parallel = membound.parallelize(function, fullgraph=True)
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        inputs = [torch.empty(shape, dtype=dtype, device="cuda") for shape in shapes]
-        expected, found = function(*inputs), parallel(*inputs)
-        # and once more by a backend that takes the calls apart
+    compiled = parallel
+    if outer:
         compiled = torch.compile(parallel, fullgraph=True, backend="aot_eager", dynamic=True)
-        compiled(*inputs)
-    for one, other in zip(
-        found if isinstance(found, tuple) else (found,),
-        expected if isinstance(expected, tuple) else (expected,),
-        strict=True,
-    ):
-        assert (one.dtype, one.shape, one.stride()) == (other.dtype, other.shape, other.stride())
-    assert parallel.explanation.replaced
+    inputs = [
+        torch.empty(shape, dtype=torch.bfloat16, device="meta", requires_grad=True)
+        for shape in shapes
+    ]
+    for one, other in zip(results(compiled, inputs), results(function, inputs), strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert one.dtype == other.dtype
+            assert (one.shape, one.stride()) == (other.shape, other.stride())
+    assert parallel.explanation.replaced and not parallel.explanation.kept
 
 
 # On the GPU: the kernels themselves.

@@ -141,7 +141,7 @@ def _any_norm(
             node,
             function,
             (added, shape),
-            {**options, "residual": residual},
+            {**options, **residual},
             (source, *inner),
             total=source,
         )
@@ -155,18 +155,26 @@ def _any_norm(
     return alone
 
 
-def _summands(node: Node, given: dict[str, Any], x: torch.Tensor) -> tuple[Node, Node]:
-    """The two tensors of ``x``'s shape and dtype of which ``x`` is the plain sum."""
-    both = (given["input"], given["other"])
+def _summands(node: Node, given: dict[str, Any], x: torch.Tensor) -> tuple[Node, dict[str, Any]]:
+    """The input, in ``x``'s dtype, and the residual of which ``x`` is the plain sum."""
     if given.get("alpha", 1) not in (1, None):
         raise Kept("alpha is given")
     result(node, x)
-    for one in both:
-        part = tensor(one)
+    both = [given["input"], given["other"]]
+    parts = [tensor(one) for one in both]
+    for part in parts:
         same_device(x, part, "residual")
-        if part.shape != x.shape or part.dtype != x.dtype:
-            raise Kept("a summand is broadcast or converted")
-    return both
+        if part.shape != x.shape:
+            raise Kept("a summand is broadcast")
+    if parts[0].dtype != x.dtype:
+        both.reverse()
+        parts.reverse()
+    if parts[0].dtype != x.dtype:
+        raise Kept("both summands are converted")
+    options = {"residual": both[1]}
+    if parts[1].dtype != x.dtype:
+        options["residual_dtype"] = x.dtype
+    return both[0], options
 
 
 def _written_rms_norm(view: View, node: Node) -> Replacement | None:
