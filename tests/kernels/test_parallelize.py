@@ -684,6 +684,51 @@ def test_module_within_torch_compile(calls):
     assert calls == [*EXPECTED, *EXPECTED, "softmax"]
 
 
+class Model(nn.Module):
+    """A small language model under autocast, its blocks checkpointed."""
+
+    def __init__(self, width=128):
+        super().__init__()
+        self.embedding = nn.Embedding(257, width)
+        self.blocks = nn.ModuleList(Block(width, 2 * width) for _ in range(2))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 257, bias=False)
+
+    def forward(self, tokens, target):
+        with torch.autocast(tokens.device.type, torch.bfloat16):
+            x = self.embedding(tokens)
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=False)
+            logits = self.head(self.norm(x))
+            return F.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+
+def check_training(device):
+    """Loss and gradients of a step."""
+    torch.manual_seed(0)
+    module = Model().to(device).eval()
+    parallel = membound.parallelize(module, fullgraph=True)
+    tokens, target = torch.randint(257, (2, 3, 33), device=device)
+    losses, grads = [], []
+    for one in (module, parallel):
+        one.zero_grad()
+        loss = one(tokens, target)
+        loss.backward()
+        losses.append(loss.detach())
+        grads.append([weight.grad.clone() for weight in one.parameters()])
+    torch.testing.assert_close(*losses, atol=2e-2, rtol=2e-2)
+    for one, other in zip(*grads, strict=True):
+        assert (one - other).norm() <= 3e-2 * other.norm() + 1e-6
+    ops = [entry.op.removesuffix(" (written out)") for entry in parallel.explanation.replaced]
+    block = ["rms_norm", "softmax", "add + rms_norm", "silu * up"]
+    assert ops == [*block, *block, "layer_norm", "cross_entropy"]
+    assert not parallel.explanation.kept
+
+
+def test_training(calls):
+    check_training("cpu")
+
+
 def test_submodules_and_containers(calls):
     module = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.LogSoftmax(-1))
     parallel = membound.parallelize(module)
@@ -843,7 +888,8 @@ def gpu_inputs(*shapes, dtype):
 def test_recognised_on_gpu(case, dtype):
     function, shapes, _ = RECOGNISED[case]
     parallel = membound.parallelize(function, fullgraph=True)
-    assert_same(function, parallel, gpu_inputs(*shapes, dtype=dtype))
+    tolerance = 5e-5 if dtype == torch.float32 else 3e-2
+    assert_same(function, parallel, gpu_inputs(*shapes, dtype=dtype), tolerance)
     assert parallel.explanation.replaced and not parallel.explanation.kept
 
 
@@ -876,39 +922,7 @@ def test_module_on_gpu(way, dtype):
 
 @pytest.mark.gpu
 def test_training_on_gpu():
-    """A step of a small model under autocast, checkpointed, with its loss."""
-    torch.manual_seed(0)
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding = nn.Embedding(257, 128)
-            self.blocks = nn.ModuleList(Block(128, 256) for _ in range(2))
-            self.norm = nn.LayerNorm(128)
-            self.head = nn.Linear(128, 257, bias=False)
-
-        def forward(self, tokens, target):
-            with torch.autocast("cuda", torch.bfloat16):
-                x = self.embedding(tokens)
-                for block in self.blocks:
-                    x = checkpoint(block, x, use_reentrant=False)
-                logits = self.head(self.norm(x))
-                return F.cross_entropy(logits.flatten(0, 1), target.flatten())
-
-    module = Model().cuda().eval()
-    parallel = membound.parallelize(module, fullgraph=True)
-    tokens, target = torch.randint(257, (2, 3, 33), device="cuda")
-    losses, grads = [], []
-    for one in (module, parallel):
-        one.zero_grad()
-        loss = one(tokens, target)
-        loss.backward()
-        losses.append(loss.detach())
-        grads.append([weight.grad.clone() for weight in one.parameters()])
-    torch.testing.assert_close(*losses, atol=2e-2, rtol=2e-2)
-    for one, other in zip(*grads, strict=True):
-        assert (one - other).norm() <= 3e-2 * other.norm() + 1e-6
-    assert len(parallel.explanation.replaced) >= 7
+    check_training("cuda")
 
 
 @pytest.mark.gpu
