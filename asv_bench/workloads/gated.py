@@ -16,7 +16,7 @@ from bandwatch.measure.workload import (
     chosen,
 )
 
-from .activations import activate, slope_size
+from .activations import activate, activate_exactly, slope_size
 from .shared import matrices, nbytes, randn
 
 #: Whether gate and up are two tensors, or the halves of each row of one.
@@ -98,7 +98,8 @@ def _op(suite: Any, name: str, **described: Any) -> Op:
         return activate(activation(workload), gate) * up
 
     def reference(inputs: Tensors, workload: Workload) -> Any:
-        return by_torch({key: value.double() for key, value in inputs.items()}, workload)
+        gate, up = (half.double() for half in _halves(inputs))
+        return activate_exactly(activation(workload), gate) * up
 
     def magnitudes(inputs: Tensors, grads: tuple[Any, ...], workload: Workload) -> dict[str, Any]:
         import torch
@@ -125,6 +126,7 @@ def _op(suite: Any, name: str, **described: Any) -> Op:
         name=name,
         make_inputs=make_inputs,
         reference=reference,
+        special=reference,
         providers={"membound": own, "eager": by_torch},
         traffic=_traffic,
         options=options,

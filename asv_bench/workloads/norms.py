@@ -349,7 +349,9 @@ def _magnitudes(
     x = _sum(name, given, workload)
     mean = x.mean(-1, keepdim=True) if name == "layer_norm" else torch.zeros_like(x[..., :1])
     rstd = ((x - mean).square().mean(-1, keepdim=True) + EPS).rsqrt()
-    normed = (x.abs() + mean.abs()) * rstd
+    # what is kept of a sum that is hardly a number of its dtype has few digits
+    tiny = torch.finfo(torch_dtype(_total_dtype(name, workload))).tiny
+    normed = (x.abs().clamp(min=tiny) + mean.abs()) * rstd
     grad = grads[0].double().abs()
     weight, bias = _shared(name, given, workload)
     scaled = grad if weight is None else grad * weight.abs()

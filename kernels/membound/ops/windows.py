@@ -87,8 +87,10 @@ def window_tiling(vector: int, *matrices: Layout, count: int = 2) -> WindowTilin
 
 
 def flat(*matrices: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-    """Matrices of one shape as one row each, where all are contiguous."""
-    if not all(one is None or one.is_contiguous() for one in matrices):
+    """Matrices of one shape as one row each, where all are contiguous and no row gets too long."""
+    if not all(
+        one is None or (one.is_contiguous() and one.numel() <= MAX_COLUMNS) for one in matrices
+    ):
         return matrices
     return tuple(
         # a single row has no stride that could be in the way
