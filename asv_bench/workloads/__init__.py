@@ -21,7 +21,19 @@ from typing import Any
 from bandwatch.measure import backward
 from bandwatch.measure.workload import BACKWARD, Op, Tensors, Workload
 
-from . import bias_act, cross_entropy, embedding, gated, norms, ragged, rotary, softmax, topk
+from . import (
+    bias_act,
+    cross_entropy,
+    embedding,
+    gated,
+    norms,
+    quantize,
+    ragged,
+    reductions,
+    rotary,
+    softmax,
+    topk,
+)
 from .shared import DTYPES, SHAPES, matrices
 
 __all__ = [
@@ -41,7 +53,19 @@ __all__ = [
 ]
 
 #: The modules that describe operations, one a family.
-FAMILIES = (softmax, norms, cross_entropy, rotary, gated, ragged, bias_act, embedding, topk)
+FAMILIES = (
+    softmax,
+    norms,
+    cross_entropy,
+    rotary,
+    gated,
+    ragged,
+    bias_act,
+    embedding,
+    topk,
+    reductions,
+    quantize,
+)
 
 _DESCRIBE: Mapping[str, Callable[[Any], Op]] = {
     describe.__name__: describe for family in FAMILIES for describe in family.OPS

@@ -19,6 +19,7 @@ from bandwatch.measure.workload import (
     chosen,
 )
 
+from .fp8 import in_blocks, quantised, require_nearest
 from .shared import NO, YES, matrices, nbytes, other_dtype, randint, randn, torch_dtype
 
 #: Stabiliser, added to the mean square or the variance.
@@ -412,7 +413,6 @@ def _make_fp8_inputs(workload: Workload, device: Any, generator: Any) -> Tensors
 def _normed_in_blocks(inputs: Tensors, workload: Workload) -> tuple[Any, Any]:
     """What is quantised as (rows, blocks, columns of a block), 0 behind the last column, and what
     is normalised."""
-    import torch
 
     want = chosen(FP8_OPTIONS, workload)
     x = inputs["input"]
@@ -423,29 +423,22 @@ def _normed_in_blocks(inputs: Tensors, workload: Workload) -> tuple[Any, Any]:
         normed = normed * (inputs["weight"] + float(want["offset"]))
     columns = x.shape[-1]
     block = columns if want["block"] == "none" else int(want["block"])
-    padded = torch.nn.functional.pad(normed, (0, -columns % block))
-    return padded.unflatten(-1, (-1, block)), x
+    return in_blocks(normed, block), x
 
 
 def _quantised(inputs: Tensors, workload: Workload) -> Any:
-    import torch
 
     blocks, total = _normed_in_blocks(inputs, workload)
-    scales = blocks.abs().amax(-1) / 448
-    scales = torch.where(scales == 0, 1.0, scales)
-    quotients = (blocks / scales.unsqueeze(-1)).float().clamp(-448, 448)
-    columns = total.shape[-1]
-    result = quotients.to(torch.float8_e4m3fn).flatten(-2)[..., :columns].contiguous()
+    result, scales = quantised(blocks, total.shape[-1])
     if chosen(FP8_OPTIONS, workload)["block"] == "none":
         scales = scales.squeeze(-1)
-    results = (result, scales.float())
+    results = (result, scales)
     return (*results, total.to(torch_dtype(workload.dtype))) if "residual" in inputs else results
 
 
 def _check_fp8(outputs: tuple[Any, ...], inputs: Tensors, workload: Workload) -> None:
     """Scales are exact but for float32's arithmetic, and each element is the nearest of its type,
     or one of two that are almost equally near."""
-    import torch
 
     given = {key: value.double() for key, value in inputs.items()}
     expected = _quantised(given, workload)
@@ -459,24 +452,8 @@ def _check_fp8(outputs: tuple[Any, ...], inputs: Tensors, workload: Workload) ->
     if "residual" in inputs:
         total = given["input"] + given["residual"]
         correctness.compare(outputs[2], total, Tolerance(terms=2), workload.dtype, what="sum")
-    if not outputs[0].numel():
-        return
     blocks, _ = _normed_in_blocks(given, workload)
-    scales = outputs[1].double().view(*blocks.shape[:2], 1)
-    columns = workload.shape[-1]
-    found = torch.nn.functional.pad(outputs[0].double(), (0, blocks[0].numel() - columns))
-    quotients = (blocks / scales).abs()
-    # half the distance of neighbours in the type: 3 bits behind the leading one, down to 2^-6
-    exponents = torch.frexp(quotients.clamp(min=2.0**-6)).exponent - 1
-    nearest = torch.ldexp(torch.ones_like(quotients), exponents - 4)
-    error = (found.view(blocks.shape) - blocks / scales).abs()
-    wrong = error > nearest + 1e-4 * quotients + 1e-9
-    if wrong.any():
-        row, block, column = wrong.nonzero()[0].tolist()
-        raise correctness.WrongResult(
-            f"{int(wrong.sum())} of {outputs[0].numel()} values are not the nearest, first in row "
-            f"{row}, block {block}, column {column}"
-        )
+    require_nearest(outputs[0], blocks, outputs[1])
 
 
 def _fp8_traffic(workload: Workload) -> Traffic:

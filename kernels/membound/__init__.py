@@ -10,7 +10,9 @@ from .ops.embedding import embedding
 from .ops.gated import geglu, reglu, swiglu
 from .ops.gather import gather_rows, permute_rows
 from .ops.layer_norm import layer_norm
+from .ops.quantize import quantize_fp8, swiglu_fp8
 from .ops.ragged import ragged_cross_entropy, ragged_rms_norm, ragged_softmax
+from .ops.reductions import amax, argmax, mean, norm, sum, var
 from .ops.rms_norm import rms_norm
 from .ops.rms_norm_fp8 import rms_norm_fp8
 from .ops.rotary import rotary
@@ -19,26 +21,34 @@ from .ops.topk import topk
 from .parallelize import Explanation, parallelize
 
 __all__ = [
+    "amax",
+    "argmax",
     "bias_act",
-    "Explanation",
     "cross_entropy",
     "embedding",
+    "Explanation",
     "gather_rows",
     "geglu",
     "layer_norm",
     "log_softmax",
     "logsumexp",
+    "mean",
+    "norm",
     "parallelize",
     "permute_rows",
-    "reglu",
+    "quantize_fp8",
     "ragged_cross_entropy",
     "ragged_rms_norm",
     "ragged_softmax",
+    "reglu",
     "rms_norm",
     "rms_norm_fp8",
     "rotary",
     "runtime",
     "softmax",
+    "sum",
     "swiglu",
+    "swiglu_fp8",
     "topk",
+    "var",
 ]

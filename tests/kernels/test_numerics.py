@@ -107,6 +107,8 @@ def test_a_fault_of_a_gradient_is_found(op, dtype, fault):
     for name, gradient in ran.gradients.items():
         broken = gradient.clone()
         fault(broken)
+        if broken.equal(gradient):  # zeros, of a gradient that has many
+            continue
         gradients = {**ran.gradients, name: broken}
         with pytest.raises(WrongResult, match=f"gradient of {name}: .* values are wrong"):
             assert_right(dataclasses.replace(ran, gradients=gradients))

@@ -29,7 +29,7 @@ _AHEAD = 8
 class Columns:
     def __init__(self, kernel: Any) -> None:
         self.reduction = REDUCTIONS[kernel.form]()
-        self.width = len(self.reduction.identity)
+        self.width = self.reduction.width
         self.again = kernel.stage == "states"
         self.last = kernel.stage != "parts"
         self.shifted = kernel.shifted

@@ -19,7 +19,7 @@ _maximum = partial(cute.arch.fmax, nan=True)
 
 def select(condition: Any, one: Any, other: Any) -> Float32:
     """Of two values the first where ``condition``, known at run time, holds."""
-    return Float32(cutlass.select_(condition, one, other))
+    return Float32(cutlass.select_(condition, _numeric(one), _numeric(other)))
 
 
 def _as(kind: type, value: Any) -> Any:
@@ -40,6 +40,11 @@ def _tree(values: Sequence[Float32], join: Callable[[Any, Any], Any]) -> Float32
     return values[0]
 
 
+def _sign(value: Float32) -> Float32:
+    """1, -1, or 0 for zero and NaN."""
+    return select(value > 0.0, 1.0, select(value < 0.0, -1.0, 0.0))
+
+
 def _add(a: Any, b: Any) -> Any:
     return a + b
 
@@ -52,6 +57,11 @@ class Reduction:
 
     fill = 0.0
     identity: tuple[float, ...] = (0.0,)
+
+    @property
+    def width(self) -> int:
+        """Values of a state."""
+        return len(self.identity)
 
     def gather(
         self, values: list[Float32], places: list[Int32], present: list[Float32] | None
@@ -71,8 +81,16 @@ class Reduction:
         return state[0]
 
     def aside(self, state: tuple) -> tuple:
-        """What the gradient needs to know besides."""
+        """What the gradient needs to know besides, a tuple of Float32."""
         return ()
+
+    def factor(self, grad: Float32, aside: tuple) -> Float32:
+        """What is the same for all elements that became one result with gradient ``grad``."""
+        return grad
+
+    def gradient(self, value: Float32, factor: Float32, aside: tuple) -> Float32:
+        """The gradient of an element."""
+        raise NotImplementedError
 
 
 class Sum(Reduction):
@@ -89,6 +107,9 @@ class Norm1(Sum):
     def gather(self, values: list, places: list, present: list | None) -> tuple:
         return super().gather([abs(value) for value in values], places, present)
 
+    def gradient(self, value: Float32, factor: Float32, aside: tuple) -> Float32:
+        return _sign(value) * factor
+
 
 class Norm2(Sum):
     def gather(self, values: list, places: list, present: list | None) -> tuple:
@@ -99,6 +120,12 @@ class Norm2(Sum):
 
     def aside(self, state: tuple) -> tuple:
         return (cute.math.sqrt(state[0]),)
+
+    def factor(self, grad: Float32, aside: tuple) -> Float32:
+        return select(aside[0] == 0.0, 0.0, grad / aside[0])
+
+    def gradient(self, value: Float32, factor: Float32, aside: tuple) -> Float32:
+        return value * factor
 
 
 class Var(Reduction):
@@ -130,6 +157,9 @@ class Var(Reduction):
     def aside(self, state: tuple) -> tuple:
         return (state[1],)
 
+    def gradient(self, value: Float32, factor: Float32, aside: tuple) -> Float32:
+        return (value - aside[0]) * factor
+
 
 class Amax(Reduction):
     """NaN where any element is."""
@@ -153,7 +183,7 @@ class NormInf(Amax):
 
 
 class _Ties(Reduction):
-    """The maximum, and how many elements share it: none where it is NaN."""
+    """The maximum, and how many elements share it, and its gradient: none where it is NaN."""
 
     def gather(self, values: list, places: list, present: list | None) -> tuple:
         top = _tree(values, _maximum)
@@ -169,6 +199,12 @@ class _Ties(Reduction):
     def aside(self, state: tuple) -> tuple:
         return state
 
+    def factor(self, grad: Float32, aside: tuple) -> Float32:
+        return grad / aside[1]
+
+    def gradient(self, value: Float32, factor: Float32, aside: tuple) -> Float32:
+        return select(value == aside[0], 1.0, 0.0) * factor
+
 
 class AmaxTies(_Ties):
     fill = -Float32.inf
@@ -181,6 +217,13 @@ class NormInfTies(_Ties):
     def gather(self, values: list, places: list, present: list | None) -> tuple:
         return super().gather([abs(value) for value in values], places, present)
 
+    def factor(self, grad: Float32, aside: tuple) -> Float32:
+        # torch gives elements beside NaN the gradient 0, unlike those of amax
+        return select(aside[0] == aside[0], super().factor(grad, aside), 0.0)
+
+    def gradient(self, value: Float32, factor: Float32, aside: tuple) -> Float32:
+        return _sign(value) * super().gradient(abs(value), factor, aside)
+
 
 class Argmax(Reduction):
     """The greatest element and, as the bits of its Float32, its place.
@@ -189,6 +232,7 @@ class Argmax(Reduction):
     """
 
     fill = -Float32.inf
+    width = 2
 
     @property
     def identity(self) -> tuple:
