@@ -24,7 +24,7 @@ def activate_exactly(name: str, x: Any) -> Any:
     import torch
 
     if name == "gelu":
-        return x * torch.special.ndtr(x)
+        return x * torch.special.erfc(x * -math.sqrt(0.5)) / 2
     if name == "gelu_tanh":
         return x * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))
     return activate(name, x)
@@ -40,7 +40,7 @@ def slope_size(name: str, x: Any) -> Any:
         return 2 * x.clamp(min=0)
     if name == "gelu":
         bell = torch.exp(-x.square() / 2) / math.sqrt(2 * math.pi)
-        return torch.special.ndtr(x) + x.abs() * bell
+        return torch.special.erfc(x * -math.sqrt(0.5)) / 2 + x.abs() * bell
     scale = 2 * math.sqrt(2 / math.pi)
     u, slope = x, 1.0
     if name == "gelu_tanh":

@@ -129,7 +129,8 @@ def test_a_variance_far_from_zero_keeps_its_digits():
     x = new("cuda")(FP32, 67, 1001) + 10_000
     for dim in (-1, 0):
         expected = x.double().var(dim)
-        torch.testing.assert_close(membound.var(x, dim).double(), expected, rtol=1e-4, atol=0)
+        # neighbours in float32 are 0.001 apart there; mean of squares less square would be 40 % off
+        torch.testing.assert_close(membound.var(x, dim).double(), expected, rtol=1e-3, atol=0)
 
 
 @pytest.mark.gpu

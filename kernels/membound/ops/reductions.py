@@ -344,9 +344,10 @@ def _launch(
         kept = None if aside is None else aside[:, : out.numel()]
         reduce_columns(form, rows, out.view(-1), kept, divisor)
     elif x.numel():
-        kept = 0 if aside is None else aside.shape[0]
-        kernel = _row_kernel(form, layout(rows), checks.dtype_name(out), kept)
-        launch(kernel, rows, out.view(-1), aside, divisor)
+        kept = None if aside is None else aside[:, : out.numel()]
+        count = 0 if aside is None else aside.shape[0]
+        kernel = _row_kernel(form, layout(rows), checks.dtype_name(out), count)
+        launch(kernel, rows, out.view(-1), kept, divisor)
 
 
 def _run(
