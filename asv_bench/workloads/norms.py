@@ -353,6 +353,8 @@ def _magnitudes(
     # what is kept of a sum that is hardly a number of its dtype has few digits
     tiny = torch.finfo(torch_dtype(_total_dtype(name, workload))).tiny
     normed = (x.abs().clamp(min=tiny) + mean.abs()) * rstd
+    if "residual" in given:  # a sum that nearly cancels has the terms' rounding
+        normed = normed + given["residual"].abs() * rstd * 2**-8
     grad = grads[0].double().abs()
     weight, bias = _shared(name, given, workload)
     scaled = grad if weight is None else grad * weight.abs()

@@ -207,7 +207,7 @@ def _bound(found: Any, wanted: Any, tolerance: Tolerance, dtype: str, size: Any,
     bound += (tolerance.terms * _ROUNDOFF + tolerance.saved * saved) * size.double()
     if not own:
         bound += tolerance.baseline * saved * torch.maximum(row, size.double())
-    return bound + smallest
+    return bound + tolerance.flushed * smallest
 
 
 def _worst(errors: list[dict[str, float]]) -> dict[str, float]:

@@ -70,7 +70,7 @@ class Tolerance:
 
     ::
 
-        roundings * u * |expected| + (terms * 2^-24 + saved * u) * size + smallest
+        roundings * u * |expected| + (terms * 2^-24 + saved * u) * size + flushed * smallest
 
     ``u`` is the unit roundoff of the result's dtype (for ``saved``: of the workload's) and
     ``smallest`` its smallest normal number, below which kernels flush to zero. ``size`` is
@@ -85,6 +85,8 @@ class Tolerance:
         saved: roundings to the workload's dtype of what goes into a sum that cancels, such as
             of a forward result from which a gradient is computed.
         size: what ``terms`` and ``saved`` are relative to.
+        flushed: by how much a number below the smallest normal one, which is lost on the way, is
+            multiplied afterwards.
         baseline: roundings to the workload's dtype, relative to the row, that other providers
             than the suite's own may do besides: torch rounds between steps.
     """
@@ -93,6 +95,7 @@ class Tolerance:
     terms: float = 64.0
     saved: float = 0.0
     size: str = "element"
+    flushed: float = 1.0
     baseline: float = 4.0
 
 
