@@ -23,7 +23,7 @@ from .arguments import DTYPES, current_stream
 from .reductions import REDUCTIONS, select
 
 #: Rows of which a thread asks for vectors before it waits for the first.
-_AHEAD = 8
+_AHEAD = 6
 
 
 class Columns:

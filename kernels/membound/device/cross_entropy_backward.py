@@ -76,7 +76,7 @@ class CrossEntropyBackward(RowKernel):
         columns = self.tiling.columns
 
         # gradient by a logit: of_share * softmax - of_weights * weight - (at the target) of_target
-        index, origin = Int64(-1), Float32(0.0)
+        own, origin = Int32(-1), Float32(0.0)  # the target's column
         of_share, of_target, of_weights = Float32(0.0), Float32(0.0), Float32(0.0)
         if exists:
             index, counts, share = target_of(target, weight, row, columns, ignored)
@@ -85,6 +85,7 @@ class CrossEntropyBackward(RowKernel):
             if const_expr(self.smoothed):
                 share = share * (1.0 - smoothing)
             if counts:
+                own = Int32(index)
                 of_target = grad * share
                 of_share = grad * (share + 2.0 * z_loss * origin)
                 if const_expr(self.smoothed):
@@ -111,7 +112,7 @@ class CrossEntropyBackward(RowKernel):
                 for i in cutlass.range_constexpr(self.rows.count):
                     column = self.rows.column(x[row, None], lane, i)
                     for v in cutlass.range_constexpr(self.rows.vector):
-                        if column + v == Int32(index):
+                        if column + v == own:
                             grads[v, i] = grads[v, i] - of_target
             result = grads.load()
             slope = self.logits.slope(logits, scale, cap)

@@ -275,8 +275,9 @@ def _kernel(
     kernel = _kernels.get(key)
     if kernel is None:
         read = smoothing != 0.0 and weight is not None
-        # long rows in chunks leave fewer registers to what backward computes besides
-        held = 2 if any(flags.values()) or (outputs and rows.columns > 1 << 18) else 1
+        # rows in chunks, and odd ones in float32, leave fewer registers to a backward
+        long = rows.columns > (1 << 15 if rows.size == 4 else 1 << 18)
+        held = 2 if any(flags.values()) or (outputs and long) else 1
         tiling = row_tiling(rows.columns, rows, *outputs, beside=read, held=held)
         kernel = _kernels[key] = kind(
             dtype=str(rows.dtype).removeprefix("torch."),

@@ -143,7 +143,7 @@ def _tiling(columns: int, *rows: Layout) -> RowTiling:
     """A row to a CTA of at least a warp: what exceeds its registers is taken in chunks."""
     tiling = _tilings.get(rows)
     if tiling is None:
-        tiling = row_tiling(columns, *rows, held=2)  # values, and their numbers
+        tiling = row_tiling(columns, *rows, held=4)  # values, and their 64-bit numbers
         tiling = _tilings[rows] = dataclasses.replace(
             tiling,
             row_threads=max(32, tiling.row_threads),
