@@ -58,6 +58,7 @@ def topk(suite: Any) -> Op:
         differentiable=("input",),
         tolerance=Tolerance(terms=64),
         gradient_tolerance=Tolerance(terms=256, saved=2, size="row"),
+        magnitudes=_magnitudes,
         check=_check,
         accepts=lambda workload: int(chosen(OPTIONS, workload)["k"]) <= workload.shape[-1],
         takes_special=False,  # tests of its own know what is chosen
@@ -121,6 +122,19 @@ def _check(outputs: tuple[Any, ...], inputs: Tensors, workload: Workload) -> Non
         correctness.compare(values, expected, Tolerance(terms=64), workload.dtype, what="softmax")
     elif not torch.equal(values, picked):
         raise correctness.WrongResult("values are wrong: not those of the columns")
+
+
+def _magnitudes(inputs: Tensors, grads: tuple[Any, ...], workload: Workload) -> dict[str, Any]:
+    """With softmax, a gradient is a difference of others, weighed by rounded values."""
+    import torch
+
+    with torch.no_grad():
+        values, indices = _by_torch(inputs["input"].double(), workload)
+        size = grads[0].double().abs()
+        if chosen(OPTIONS, workload)["softmax"] == YES:
+            size = values * (size + (values * size).sum(-1, keepdim=True))
+        spread = torch.zeros(inputs["input"].shape, dtype=torch.float64, device=size.device)
+        return {"input": spread.scatter(-1, indices, size)}
 
 
 def _traffic(workload: Workload) -> Traffic:
