@@ -398,7 +398,8 @@ def _traffic(name: str, workload: Workload) -> Traffic:
         same = residual == matrix and want["dropout"] == "0"  # and so is the gradient
         written = matrix + (0 if same else residual) + weight + bias
         return Traffic(read=matrix + normed + total + weight, written=written)
-    return Traffic(read=matrix + residual + weight + bias, written=matrix + total)
+    streams = (2, 2) if residual == total == matrix else None
+    return Traffic(matrix + residual + weight + bias, matrix + total, streams)
 
 
 def _make_fp8_inputs(workload: Workload, device: Any, generator: Any) -> Tensors:

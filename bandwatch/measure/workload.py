@@ -23,11 +23,14 @@ Tensors = Mapping[str, Any]
 class Traffic:
     """The fewest bytes an operation must move through device memory.
 
-    Each input is read once and each output written once; caches are not counted on.
+    Each input is read once and each output written once; caches are not counted on. ``streams``
+    are the large tensors (read, written), where that is not the smallest ratio of the bytes: on an
+    H200 two streams read and two written reach 2 % less than one and one.
     """
 
     read: int
     written: int
+    streams: tuple[int, int] | None = None
 
     @property
     def total(self) -> int:
