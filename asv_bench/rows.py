@@ -2,7 +2,11 @@
 
 asv asks for one row at a time; a workload's providers are measured together, interleaved, when the
 first of its rows is asked for. Each remembered answer is served once, so that a repeated request
-is a new measurement. No method here has a name that asv would take for a benchmark.
+is a new measurement. Of asv's rounds, each a process, the first is the pilot of the next. What
+need not be measured is answered from recorded sessions, see :mod:`bandwatch.measure.known`. No
+method here has a name that asv would take for a benchmark.
+
+``BANDWATCH_FRESH=1`` measures everything, ``BANDWATCH_SHARD=i/n`` one of n parts of the grid.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -21,7 +25,8 @@ from typing import Any
 from bandwatch import sidecar
 
 # Settles which kernels eager uses, so before anything that imports torch.
-from bandwatch.measure import environment
+from bandwatch.measure import environment, shards
+from bandwatch.measure.known import Known
 from bandwatch.measure.workload import Op, Workload
 
 from . import workloads
@@ -115,54 +120,116 @@ class Timings:
     """The GPU session of this process and the answers it still owes."""
 
     def __init__(self) -> None:
+        from bandwatch.measure.sampling import QUICK, Plan
         from bandwatch.measure.session import Session
 
+        self._quick = os.environ["ASV_QUICK"] == "1"
+        self._round, self._rounds = int(os.environ["ASV_ROUND"]), int(os.environ["ASV_ROUNDS"])
         self._session = Session(
-            quick=os.environ["ASV_QUICK"] == "1",
+            QUICK if self._quick else Plan(),
             identity=os.environ["ASV_SESSION"],
             process=int(os.environ["ASV_PROCESS"]),
         )
         spool = Path(os.environ["ASV_SESSION_FILE"])
-        self._sidecar = sidecar.Writer(
-            spool,
-            {
-                "session": os.environ["ASV_SESSION"],
-                "commit": os.environ["ASV_COMMIT"],
-                "started_at": os.environ["ASV_SESSION_STARTED"],
-                "environment": self._session.environment(),
-                "harness": self._session.harness(),
-            },
-        )
-        self._recorded = {line["key"] for line in sidecar.read(spool).workloads}
+        header = {
+            "session": os.environ["ASV_SESSION"],
+            "commit": os.environ["ASV_COMMIT"],
+            "started_at": os.environ["ASV_SESSION_STARTED"],
+            "environment": self._session.environment(),
+            "harness": self._session.harness(),
+        }
+        self._sidecar = sidecar.Writer(spool, header)
+        self._recorded = sidecar.read(spool).workloads
+        fresh = os.environ.get("BANDWATCH_FRESH", "0") != "0"
+        self._known = None if fresh else Known(Path(os.environ["ASV_RESULTS"]), header)
+        self._shard = shards.parse(os.environ.get("BANDWATCH_SHARD", "1/1"))
         self._unfinished = Unfinished(spool.with_name(spool.name + ".unfinished"))
         self._answers: dict[tuple[str, str], Mapping[str, Any]] = {}
 
     def answer(self, op: Op, workload: Workload, provider: str) -> Mapping[str, Any]:
         """The provider's part of the sidecar line: verdict, reason, samples.
 
-        Ends the process (SystemExit) where the provider broke its CUDA context.
+        Raises NotImplementedError for what this run leaves out. Ends the process (SystemExit)
+        where the provider broke its CUDA context.
         """
+        if provider not in (*op.providers, "control"):
+            raise NotImplementedError(f"{provider} has no {op.name}")
+        if self._quick and workload not in workloads.quick():
+            raise NotImplementedError(f"{workload.key} is left out of a quick run")
+        if not self._shard.takes(workload.key):
+            raise NotImplementedError(f"{workload.key} is measured by another shard")
         key = (workload.key, provider)
         if key not in self._answers:
-            self._measure(op, workload, provider)
+            record = self._shared(op, workload) or self._measured(op, workload, provider)
+            for name, answer in record.items():
+                self._answers[workload.key, name] = answer
         return self._answers.pop(key)
 
-    def _measure(self, op: Op, workload: Workload, asked_for: str) -> None:
-        from bandwatch.measure.session import DeviceLost
+    def _shared(self, op: Op, workload: Workload) -> Mapping[str, Mapping[str, Any]] | None:
+        """The answers of another commit that had the GPU do the same."""
+        if self._known is None:
+            return None
+        with _told():
+            digest = op.digest(workload)
+            found = self._known.work(workload.key, digest, next(iter(op.providers)))
+            if found is not None:
+                self._sidecar.append(
+                    self._session.shared(op, workload, digest, found.session, found.commit)
+                )
+                return found.part(self._round, self._rounds)
+        return None
+
+    def _measured(
+        self, op: Op, workload: Workload, asked_for: str
+    ) -> Mapping[str, Mapping[str, Any]]:
+        from bandwatch.measure.session import ANCHOR_PROVIDER, CONTROL_PROVIDER, DeviceLost
 
         deadly = self._unfinished.providers(workload.key) - {asked_for}
-        providers = [name for name in workloads.PROVIDERS if name not in deadly]
+        own = next(iter(op.providers))
+        known = self._baselines(op, workload) - {asked_for}
+        names = [name for name in (*op.providers, CONTROL_PROVIDER) if name not in deadly | known]
+        lines = [line for line in self._recorded if line["key"] == workload.key]
+        earlier = _samples(lines, (own, CONTROL_PROVIDER, ANCHOR_PROVIDER)) if self._round else {}
         with self._unfinished.note(workload.key, asked_for):
             try:
-                record = self._session.measure(op, workload, providers).record()
+                result = self._session.measure(
+                    op, workload, names, earlier=earlier, finish=self._round == self._rounds - 1
+                )
+                record = result.record()
             except DeviceLost as error:
                 self._sidecar.append(error.result.record())
                 sys.exit(str(error))
-        if workload.key not in self._recorded:  # else the process that died told more
+        if not lines:  # else the process that died told more
             record["providers"] |= dict.fromkeys(deadly, _DIED)
+        control = record["providers"].get(CONTROL_PROVIDER, {}).get("samples", ())
+        for name in known:
+            linked = self._known.baseline(workload.key, name, control)
+            if linked is not None:
+                record["providers"][name] = linked
         self._sidecar.append(record)
-        for name, answer in record["providers"].items():
-            self._answers[workload.key, name] = answer
+        return record["providers"]
+
+    def _baselines(self, op: Op, workload: Workload) -> set[str]:
+        """The other providers than the suite's that a recent session timed."""
+        from bandwatch.measure.session import ANCHOR_PROVIDER
+
+        if self._known is None:
+            return set()
+        others = set(op.providers) - {next(iter(op.providers)), ANCHOR_PROVIDER}
+        return {name for name in others if self._known.has_baseline(workload.key, name)}
+
+
+def _samples(
+    lines: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> dict[str, list[list[float]]]:
+    """Valid samples that the processes of this session took before, by provider."""
+    found: dict[str, list[list[float]]] = {}
+    for line in lines:
+        for name in names:
+            facts = line["providers"].get(name)
+            if facts is not None and facts["verdict"] == "valid":
+                found.setdefault(name, []).extend(facts["samples"])
+    return found
 
 
 class Unfinished:

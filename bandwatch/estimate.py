@@ -34,7 +34,7 @@ class Estimate:
 
 def seconds(samples: Iterable[Sample]) -> Estimate:
     """Geometric mean of the sample times, in seconds; one sample is one placement."""
-    return _of_logs(list(_log_by_placement(samples).values()))
+    return of_logs(list(_log_by_placement(samples).values()))
 
 
 def log_ratio(a_samples: Iterable[Sample], b_samples: Iterable[Sample]) -> Estimate:
@@ -44,7 +44,7 @@ def log_ratio(a_samples: Iterable[Sample], b_samples: Iterable[Sample]) -> Estim
     pairs.
     """
     a, b = _log_by_placement(a_samples), _log_by_placement(b_samples)
-    return _of_logs([a[key] - b[key] for key in sorted(a.keys() & b.keys())])
+    return of_logs([a[key] - b[key] for key in sorted(a.keys() & b.keys())])
 
 
 def _log_by_placement(samples: Iterable[Sample]) -> dict[tuple[int, int], float]:
@@ -62,7 +62,8 @@ def _log_by_placement(samples: Iterable[Sample]) -> dict[tuple[int, int], float]
     return logs
 
 
-def _of_logs(logs: list[float]) -> Estimate:
+def of_logs(logs: Sequence[float]) -> Estimate:
+    """The geometric mean behind ``logs``, natural logarithms of independent samples."""
     n = len(logs)
     if n == 0:
         return Estimate(float("nan"), float("nan"), float("nan"), 0)

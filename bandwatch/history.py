@@ -247,7 +247,7 @@ def incident(dataset: Dataset, id: str) -> Incident:
     workloads = dataset.sql(
         "SELECT c.*, p.op, p.direction, p.dtype, p.shape, p.options, p.provider, p.gpu"
         f" FROM changes c JOIN ({_SERIES}) p USING (series)"
-        " WHERE c.incident = ? AND verdict = ? ORDER BY abs(effect) DESC",
+        " WHERE c.incident = ? AND verdict = ? ORDER BY abs(effect) DESC, series",
         [id, row["verdict"]],
     )
     between = dataset.sql(

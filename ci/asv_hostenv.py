@@ -10,7 +10,8 @@ asv.conf.json (asv keeps keys that it does not know)::
     "host_suite": {"membound": "kernels"}     package under test: its folder in the checkout
     "host_harness": ["bandwatch"]             packages taken from the folder of asv.conf.json
     "host_record": ["torch", ...]             distributions whose version names the environment
-    "host_worker": "persistent" or "spawn"    one process a commit, or one a benchmark row
+    "host_worker": "persistent" or "spawn"    one process a round, or one a benchmark row
+    "host_rounds": 2                          rounds of benchmarks whose unit is seconds
     "host_start_timeout": 300                 seconds more for the first job of a worker
 """
 
@@ -39,7 +40,14 @@ from asv.console import log
 
 from bandwatch import sidecar
 
-_SETTINGS = ("host_suite", "host_harness", "host_record", "host_worker", "host_start_timeout")
+_SETTINGS = (
+    "host_suite",
+    "host_harness",
+    "host_record",
+    "host_worker",
+    "host_rounds",
+    "host_start_timeout",
+)
 
 #: Seconds to wait for a killed worker; one that hangs inside a driver call may never go.
 KILL_SECONDS = 20.0
@@ -113,12 +121,22 @@ class HostEnvironment(environment.Environment):
                 f'asv.conf.json: "host_worker" is {conf.host_worker!r}; '
                 'expected "persistent" or "spawn"'
             )
+        if not isinstance(conf.host_rounds, int) or conf.host_rounds < 1:
+            raise util.UserError(
+                f'asv.conf.json: "host_rounds" is {conf.host_rounds!r}; expected 1, 2 or more'
+            )
+        self._rounds = conf.host_rounds
         self._persistent = conf.host_worker == "persistent"
         self._start_timeout = float(conf.host_start_timeout)
         self._suite = dict(conf.host_suite)
         self._harness = list(conf.host_harness)
         self._sessions = Path(conf.env_dir).absolute().parent / "sessions"
-        self._session: Path | None = None
+        self._results = Path(conf.results_dir).absolute()
+        #: The commit whose session is open; what was said about each commit's session in this run
+        #: of asv; and the sidecars that were delivered.
+        self._open: str | None = None
+        self._said: dict[str, dict[str, str]] = {}
+        self._delivered: dict[str, Path] = {}
         self._worker: Worker | None = None
         self._asked: set[str] = set()
         # The base class names the environment's folder by these before it sets them.
@@ -177,13 +195,18 @@ class HostEnvironment(environment.Environment):
 
     def run(self, args: list[str], **kwargs: Any) -> Any:
         if len(args) < 2 or args[1] != "run":
-            return self.run_executable("python", args, **kwargs)
+            done = self.run_executable("python", args, **kwargs)
+            if args[1:2] == ["discover"]:
+                _set_rounds(Path(args[-1]), self._rounds)
+            return done
         _, _, _, benchmark, params, *_ = args
         self._begin_session()
-        # asv tells --quick apart only by these overrides, which benchmarks cannot see.
-        self._global_env_vars["ASV_QUICK"] = str(int(json.loads(params).get("repeat") == 1))
+        # asv tells these apart only by its overrides, which benchmarks cannot see.
+        overrides = json.loads(params)
+        self._global_env_vars["ASV_QUICK"] = str(int(overrides.get("repeat") == 1))
+        self._global_env_vars["ASV_ROUNDS"] = str(overrides.get("rounds", self._rounds))
         if not self._persistent:
-            self._count_process()
+            self._count("ASV_PROCESS")
             return self.run_executable("python", args, **kwargs)
         output, status = self._run_in_worker(benchmark, args[2:], **kwargs)
         return output, None, status
@@ -193,9 +216,10 @@ class HostEnvironment(environment.Environment):
     ) -> tuple[str, int]:
         if benchmark in self._asked:  # another round
             self._stop_worker()
+            self._count("ASV_ROUND")
         if self._worker is None:
             timeout += self._start_timeout
-            self._count_process()
+            self._count("ASV_PROCESS")
             self._worker = Worker(self.find_executable("python"), self._worker_environ(env))
         self._asked.add(benchmark)
         output, status = self._worker.run({"args": args, "cwd": cwd}, timeout)
@@ -221,11 +245,14 @@ class HostEnvironment(environment.Environment):
     # The session sidecar ----------------------------------------------------------------------
 
     def _begin_session(self) -> None:
-        """Tell the benchmarks where to write the sidecar, and its identity, once a commit."""
+        """Tell the benchmarks where to write the sidecar, and its identity, once a commit.
+
+        asv may go through all commits once a round: the session of a commit then goes on.
+        """
         commit = self._global_env_vars["ASV_COMMIT"]
-        spool = self._sessions / (_stem(commit, self.name) + sidecar.SUFFIX)
-        if self._session == spool:
+        if self._open == commit:
             return
+        spool = self._spool(commit)
         if spool.exists():
             kept = spool.with_name(f"{spool.name}.{time.time_ns()}.unsaved")
             spool.rename(kept)
@@ -233,20 +260,31 @@ class HostEnvironment(environment.Environment):
                 f"An earlier session of {commit[:8]} was measured but not saved (interrupted, or "
                 f"a dry run); it stays in {os.path.relpath(kept)}, this run starts a new one"
             )
-        _unfinished(spool).unlink(missing_ok=True)
-        self._session = spool
+        self._open = commit
         self.measuring[self.name] = self
+        if commit in self._said:
+            if commit in self._delivered:
+                shutil.copyfile(self._delivered[commit], spool)
+            self._global_env_vars |= self._said[commit]
+            self._count("ASV_ROUND")
+            return
+        _unfinished(spool).unlink(missing_ok=True)
         started = datetime.now(UTC)
         self._global_env_vars |= {
             "ASV_SESSION": f"{started:%Y%m%dT%H%M%SZ}-{os.urandom(4).hex()}",
             "ASV_SESSION_STARTED": started.isoformat(timespec="seconds"),
             "ASV_SESSION_FILE": str(spool),
+            "ASV_RESULTS": str(self._results),
             "ASV_PROCESS": "-1",
+            "ASV_ROUND": "0",
         }
 
-    def _count_process(self) -> None:
-        """Number the processes of a session: their samples share no allocator and no context."""
-        self._global_env_vars["ASV_PROCESS"] = str(int(self._global_env_vars["ASV_PROCESS"]) + 1)
+    def _count(self, name: str) -> None:
+        """Number the processes of a session, whose samples share no allocator, and its rounds."""
+        self._global_env_vars[name] = str(int(self._global_env_vars[name]) + 1)
+
+    def _spool(self, commit: str) -> Path:
+        return self._sessions / (_stem(commit, self.name) + sidecar.SUFFIX)
 
     def deliver_session(self, result: Path) -> None:
         """Move the sidecar of the session that just ended beside ``result``, and end the worker.
@@ -255,7 +293,13 @@ class HostEnvironment(environment.Environment):
         this one did not.
         """
         self._stop_worker()
-        spool, self._session = self._session, None
+        commit, self._open = self._open, None
+        self._said[commit] = {
+            name: value
+            for name, value in self._global_env_vars.items()
+            if name.startswith("ASV_SESSION") or name in ("ASV_RESULTS", "ASV_PROCESS", "ASV_ROUND")
+        }
+        spool = self._spool(commit)
         if not spool.exists():
             return  # nothing could be measured here
         target = result.with_suffix(sidecar.SUFFIX)  # result ends in .json
@@ -265,6 +309,7 @@ class HostEnvironment(environment.Environment):
         partial = target.with_name(f".{target.name}.partial")
         shutil.copyfile(spool, partial)
         os.replace(partial, target)
+        self._delivered[commit] = target
         spool.unlink()
         _unfinished(spool).unlink(missing_ok=True)
 
@@ -347,6 +392,18 @@ def _versions(distributions: list[str]) -> dict[str, str]:
     return found
 
 
+def _set_rounds(discovered: Path, rounds: int) -> None:
+    """Let asv repeat the benchmarks of times: of ``track_`` ones it hands no rounds on."""
+    text = discovered.read_text()
+    if not text:
+        return  # discovery failed, which asv tells
+    benchmarks = json.loads(text)
+    for benchmark in benchmarks:
+        if benchmark.get("unit") == "seconds":
+            benchmark["rounds"] = rounds
+    discovered.write_text(json.dumps(benchmarks))
+
+
 def _stem(commit: str, env_name: str) -> str:
     """asv's own name for the result file of a commit, without its suffix."""
     return Path(results.get_filename("", commit, env_name)).stem
@@ -365,6 +422,8 @@ def _keep_older(target: Path, new: sidecar.Sidecar) -> None:
         kept = target.with_name(target.name + ".damaged")
         log.warning(f"{error}. It stays in {kept}")
     else:
+        if old.session["session"] == new.session["session"]:
+            return  # an earlier round of it
         if {line["key"] for line in old.workloads} <= {line["key"] for line in new.workloads}:
             return
         stem = target.name.removesuffix(sidecar.SUFFIX)

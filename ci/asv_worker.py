@@ -5,14 +5,21 @@ Started by :mod:`asv_hostenv` with its output in a file; run by hand it does not
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 import traceback
+
+#: Of Linux's prctl: the signal to get when the parent dies.
+_PR_SET_PDEATHSIG = 1
 
 
 def main(reply_fd: int) -> None:
     """Run jobs until stdin ends, or a job ends the process (SystemExit, a crash)."""
+    # If asv is killed, the GPU must not stay busy with a job that nobody waits for.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     from asv_runner.run import _run
 
     jobs = os.fdopen(os.dup(0))

@@ -13,6 +13,7 @@ its numbers, layouts, graphs and compilation follow from the description.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import ModuleType
@@ -48,6 +49,7 @@ __all__ = [
     "kernels",
     "matrices",
     "ops",
+    "quick",
     "unbound",
     "workload",
 ]
@@ -98,6 +100,12 @@ def grid() -> Iterator[Workload]:
         yield from describe(name).benchmarks
 
 
+@functools.cache
+def quick() -> frozenset[Workload]:
+    """The workloads of a quick run, which shows that everything runs: one of each operation."""
+    return frozenset(describe(name).benchmarks[0] for name in OPS)
+
+
 def benchmarked(op: str, direction: str) -> tuple[Workload, ...]:
     """The workloads of one operation and direction that are benchmarked."""
     return tuple(one for one in describe(op).benchmarks if one.direction == direction)
@@ -127,7 +135,7 @@ def digest(suite: ModuleType, op: Op, workload: Workload) -> str | None:
 
     None where the suite, an older commit's, records no plans. Raises as :func:`kernels` does.
     """
-    if not hasattr(suite.runtime, "record_plan"):
+    if not hasattr(getattr(suite, "runtime", None), "record_plan"):
         return None
     return _recorded(suite, suite.runtime.record_plan, op, workload).digest()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
@@ -24,6 +25,24 @@ class Graph(Protocol):
     def replay(self) -> None: ...
 
 
+class Calls:
+    """Plain calls in place of a graph: what the host needs between launches is timed too."""
+
+    def __init__(self, run: Run, sets: Sequence[Tensors], rounds: int) -> None:
+        self._run, self._sets, self._rounds = run, sets, rounds
+        self.outputs: list[Any] = [run(inputs) for inputs in sets]
+        self.launches = rounds * len(sets)
+
+    def replay(self) -> None:
+        for _ in range(self._rounds):
+            for i, inputs in enumerate(self._sets):
+                self.outputs[i] = self._run(inputs)
+
+
+class NotCapturable(RuntimeError):
+    """What runs outside a CUDA graph but cannot be captured into one."""
+
+
 class Device(Protocol):
     """What a session asks of the machine; sizes in bytes, times in seconds."""
 
@@ -39,7 +58,16 @@ class Device(Protocol):
         """Give cached memory back, block ``padding`` bytes, and seed the generator."""
 
     def capture(self, run: Run, sets: Sequence[Tensors], rounds: int) -> Graph:
-        """Capture ``rounds`` runs over all ``sets``; raises what ``run`` raises."""
+        """Capture ``rounds`` runs over all ``sets``.
+
+        Raises what ``run`` raises outside a capture, :class:`NotCapturable` where only that fails.
+        """
+
+    def batch(self, run: Run, sets: Sequence[Tensors], rounds: int) -> Graph:
+        """The same as plain calls, for what cannot be captured."""
+
+    def call_seconds(self, run: Run, sets: Sequence[Tensors], calls: int) -> float:
+        """Wall seconds of one of ``calls`` calls on ``sets`` in turn, host and device."""
 
     def time(self, order: Sequence[Graph]) -> list[float]:
         """Replay the graphs one after another; seconds on the device for each replay."""
@@ -103,15 +131,30 @@ class CudaDevice:
         # Not torch.cuda.graph, which empties the cache around each of hundreds of captures.
         graph.capture_begin(capture_error_mode="thread_local")
         try:
-            for _ in range(rounds):
-                for i, inputs in enumerate(sets):
-                    # Released first, so that a set finds its own buffer again in the next round;
-                    # the others are held, or all sets would share one that stays in L2.
-                    outputs[i] = None
-                    outputs[i] = run(inputs)
-        finally:
-            graph.capture_end()
+            try:
+                for _ in range(rounds):
+                    for i, inputs in enumerate(sets):
+                        # Released first, so that a set finds its own buffer again in the next
+                        # round; the others are held, or all would share one that stays in L2.
+                        outputs[i] = None
+                        outputs[i] = run(inputs)
+            finally:
+                graph.capture_end()
+        except Exception as error:
+            self.synchronize()  # raises where the device itself is lost
+            raise NotCapturable(_first_cause(error)) from error
         return CudaGraph(graph, outputs, rounds * len(sets))
+
+    def batch(self, run: Run, sets: Sequence[Tensors], rounds: int) -> Calls:
+        return Calls(run, sets, rounds)
+
+    def call_seconds(self, run: Run, sets: Sequence[Tensors], calls: int) -> float:
+        self.synchronize()
+        begin = time.perf_counter()
+        for i in range(calls):
+            run(sets[i % len(sets)])
+        self.synchronize()
+        return (time.perf_counter() - begin) / calls
 
     def time(self, order: Sequence[Graph]) -> list[float]:
         event = self._torch.cuda.Event
@@ -137,3 +180,11 @@ class CudaDevice:
 
     def telemetry(self) -> telemetry.Nvml | None:
         return self._nvml
+
+
+def _first_cause(error: BaseException) -> str:
+    """What made a capture fail: its end fails as well, and raises over what came before."""
+    while error.__context__ is not None:
+        error = error.__context__
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")

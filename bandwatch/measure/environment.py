@@ -24,7 +24,15 @@ os.environ[_NATIVE_JIT] = "1"
 #: Kernels are compiled for sm_90a, which runs on no other compute capability.
 CAPABILITY = (9, 0)
 
-PACKAGES = ("torch", "nvidia-cutlass-dsl", "apache-tvm-ffi")
+#: What decides how fast the suite and its baselines are.
+PACKAGES = (
+    "torch",
+    "triton",
+    "nvidia-cutlass-dsl",
+    "apache-tvm-ffi",
+    "quack-kernels",
+    "liger-kernel",
+)
 
 
 def unavailable() -> str | None:

@@ -111,6 +111,11 @@ class Watch:
         if self._source is not None:
             self._thread.join()
 
+    def read(self) -> None:
+        """Take a reading now, besides those of the thread."""
+        if self._source is not None:
+            self._readings.append(self._source.read())
+
     def telemetry(self) -> Telemetry:
         """What was read so far."""
         if self._source is None:

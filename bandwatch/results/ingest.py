@@ -143,6 +143,12 @@ def _tables(
     points.sort(key=_point_order)
     static = _newest_static(static, warn)
     measured = {row["commit"] for row in points if row["verdict"] != "not available"}
+    measured |= {
+        one.session["commit"]
+        for beside in sidecars.values()
+        for one in beside
+        if any("shared" in line for line in one.workloads)
+    }
     hashes = [commit.hash for commit in history.commits]
     changes, incidents = changes_and_incidents(points, static, hashes, bar)
     return {

@@ -12,6 +12,7 @@ from typing import Any
 
 from .. import estimate
 from ..gpus import peak_bytes_per_second
+from ..measure.verdicts import NOT_STEADY
 from ..measure.workload import BACKWARD, DTYPE_BYTES, FORWARD, Workload
 from ..sidecar import Sidecar
 from .asv_files import ResultFile, Row
@@ -77,7 +78,8 @@ def _joined(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]
     for name in dict.fromkeys(name for line in rounds for name in line["providers"]):
         tries = [(i, r["providers"][name]) for i, r in enumerate(rounds) if name in r["providers"]]
         valid = [(i, facts) for i, facts in tries if facts["verdict"] == "valid"]
-        used = valid or tries[-1:]
+        # what all samples of a session together are not steady enough for, part of them is not
+        used = tries if tries[-1][1]["verdict"] == NOT_STEADY else valid or tries[-1:]
         numbers: dict[tuple[int, int], int] = {}
         for i, line in enumerate(rounds):
             for facts in line["providers"].values():
@@ -88,7 +90,8 @@ def _joined(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]
             for i, facts in used
             for process, placement, seconds in facts["samples"]
         ]
-        joined[name] = {**used[-1][1], "samples": samples}
+        calls = {"call_seconds": f["call_seconds"] for _, f in tries if "call_seconds" in f}
+        joined[name] = {**used[-1][1], **calls, "samples": samples}
     return joined
 
 
@@ -98,6 +101,8 @@ def point_rows(
     """Rows of POINTS. Timed rows without a sidecar fall back on asv's own statistics.
 
     What was never tried is left out: n/a to asv and unknown to sidecars, or no GPU in the session.
+    So is what was not measured because another commit had the GPU do the same: a point of its own
+    would pass for new evidence.
     """
     sessions = measured(sidecars)
     timed: dict[Workload, dict[str, Row]] = {}
@@ -109,6 +114,8 @@ def point_rows(
         for provider, row in rows.items():
             common = _identity(file, workload, provider, place, row)
             if session and session.session["environment"]["gpu"] == NO_GPU:
+                continue
+            if session and "shared" in session.line:
                 continue
             if session and provider in session.providers:
                 yield common | _from_sidecar(common, session, provider)
@@ -176,6 +183,7 @@ def _from_sidecar(common: Mapping[str, Any], found: Measured, provider: str) -> 
         "seconds_low": seconds.low,
         "seconds_high": seconds.high,
         "samples": seconds.n,
+        "call_seconds": facts.get("call_seconds", math.nan),
         "bytes": moved,
         "bytes_per_second": rate,
         "peak_share": rate / (peak_bytes_per_second(gpu) or math.nan),

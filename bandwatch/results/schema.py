@@ -9,7 +9,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 #: Providers measured for comparison. Every other provider is the suite under watch.
-REFERENCES = frozenset({"control", "eager"})
+REFERENCES = frozenset({"control", "anchor", "eager", "compile", "quack", "liger"})
 
 #: One measured (or tried) point: a workload by one provider at one commit on one machine.
 #: Sorted by (series, position). ``position`` is the first-parent index, null off the branch.
@@ -21,7 +21,7 @@ POINTS = pa.schema(
         ("dtype", pa.string()),
         ("shape", pa.string()),
         ("options", pa.string()),
-        ("provider", pa.string()),  # membound, eager, ..., or "control"
+        ("provider", pa.string()),  # membound, eager, compile, ..., or "control"
         ("gpu", pa.string()),  # NVML name of the GPU model, "unknown" without a sidecar
         ("machine", pa.string()),
         ("env", pa.string()),
@@ -45,6 +45,7 @@ POINTS = pa.schema(
         ("speedup_high", pa.float64()),
         ("peak_share", pa.float64()),  # bytes_per_second / datasheet peak of the GPU
         ("samples", pa.int64()),
+        ("call_seconds", pa.float64()),  # of a call from Python, host and GPU
         ("verdict", pa.string()),  # valid, throttled, not steady, above physical peak, ...
         ("reason", pa.string()),
         ("card", pa.string()),  # short digest that tells one card of a model from another

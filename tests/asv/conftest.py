@@ -35,18 +35,24 @@ class DeviceLost(RuntimeError):
         super().__init__(message)
         self.result = result
 
+CONTROL_PROVIDER, ANCHOR_PROVIDER = "control", "anchor"
+
 class Session:
-    def __init__(self, placements=6, quick=False, *, process, identity):
-        self.placements = 1 if quick else placements
+    def __init__(self, plan, *, process, identity):
+        self.plan = plan
         self.process, self.identity = process, identity
 
     def environment(self):
         return {"gpu": "Toy", "python": "3"}
 
     def harness(self):
-        return {"control": "toy/1", "placements": self.placements}
+        return {"control": "toy/1", "placements": self.plan.pilot}
 
-    def measure(self, op, workload, providers=None):
+    def shared(self, op, workload, digest, session, commit):
+        record = dict(self.measure(op, workload, []).record())
+        return record | {"digest": digest, "shared": {"session": session, "commit": commit}}
+
+    def measure(self, op, workload, providers=None, earlier=(), finish=True):
         with LOG.open("a") as log:
             log.write(f"{workload.key} {','.join(providers)} {os.getpid()}\\n")
         answers, lost = {}, ""
@@ -67,7 +73,7 @@ class Session:
                 answers[name] |= {"verdict": "failed", "reason": lost}
             bad = answers[name]["verdict"] != "valid"
             answers[name]["samples"] = [] if bad else [
-                [self.process, n, seconds * (1 + n / 1e4)] for n in range(self.placements)
+                [self.process, n, seconds * (1 + n / 1e4)] for n in range(self.plan.pilot)
             ]
         record = {
             "session": self.identity, "key": workload.key, "op": workload.op,
@@ -179,11 +185,18 @@ class Toy:
 
     def rows(self, commit: str, benchmark: str) -> dict[tuple[str, ...], object]:
         """asv's results of one benchmark by its parameters; NaN is n/a, None failed."""
+        return self._column(commit, benchmark, "result")
+
+    def samples(self, commit: str, benchmark: str) -> dict[tuple[str, ...], list[float]]:
+        """asv's samples of one benchmark by its parameters."""
+        return self._column(commit, benchmark, "samples")
+
+    def _column(self, commit: str, benchmark: str, column: str) -> dict[tuple[str, ...], object]:
         data = json.loads(self.result_file(commit).read_text())
         row = dict(zip(data["result_columns"], data["results"][benchmark], strict=False))
         names = [[name.strip("'") for name in axis] for axis in row["params"]]
         keys = [(a, *b) for a in names[0] for b in _product(names[1:])]
-        return dict(zip(keys, row["result"] or [None] * len(keys), strict=True))
+        return dict(zip(keys, row[column] or [None] * len(keys), strict=True))
 
     def sidecar(self, commit: str) -> list[dict]:
         path = self.result_file(commit).with_suffix(".session.jsonl")

@@ -2,6 +2,10 @@
 
 import json
 import math
+import os
+import subprocess
+import time
+from pathlib import Path
 
 import pytest
 
@@ -22,18 +26,22 @@ def test_each_commit_is_measured_by_its_own_code(toy, stale_host):
         assert rows[(*GPU_ROW, "membound")] == pytest.approx(seconds, rel=1e-3)
         session, *lines = toy.sidecar(commit)
         assert session["commit"] == commit
-        assert [line["key"] for line in lines] == [
+        # asv goes through all commits twice, and the session of each goes on
+        assert [line["key"] for line in lines] == 2 * [
             "softmax/forward/bfloat16/32768x256",
             "softmax/forward/bfloat16/32768x1024",
         ]
         assert {line["session"] for line in lines} == {session["session"]}
-        assert len(lines[0]["providers"]["membound"]["samples"]) == 6
+        samples = [sample for line in lines for sample in line["providers"]["membound"]["samples"]]
+        assert {process for process, _, _ in samples} == {0, 1}
+        of_one = [s for line in lines[::2] for _, _, s in line["providers"]["membound"]["samples"]]
+        assert sorted(toy.samples(commit, TIME)[*GPU_ROW, "membound"]) == sorted(of_one)
     assert all(
         math.isnan(value) for key, value in toy.rows(empty, TIME).items() if key[:2] == GPU_ROW
     )
-    # One measurement for the three rows of a workload, one process a commit.
-    assert len(toy.measured()) == 4
-    assert len({process for _, _, process in toy.measured()}) == 2
+    # One measurement for the rows of a workload, one process a commit and round.
+    assert len(toy.measured()) == 8
+    assert len({process for _, _, process in toy.measured()}) == 4
     assert not list((toy.path / ".asv" / "sessions").iterdir())
 
     table = toy.asv("compare", slow, fast, "--machine", "toy").stdout
@@ -77,8 +85,9 @@ def test_a_row_that_ends_the_process_costs_only_itself(toy, death, message):
     }
     assert facts["float16", "membound"]["reason"].startswith(message)
     # The process that took over has its own number; it measured what was left.
-    assert {facts["bfloat16", "eager"]["samples"][0][0]} == {0}
-    assert {facts["float16", "eager"]["samples"][0][0]} == {1}
+    # The second round began in a third process, and a fourth took over again.
+    assert {facts["bfloat16", "eager"]["samples"][0][0]} == {2}
+    assert {facts["float16", "eager"]["samples"][0][0]} == {3}
 
 
 def test_an_ordinary_error_fails_its_row_and_keeps_the_worker(toy):
@@ -96,16 +105,15 @@ def test_an_ordinary_error_fails_its_row_and_keeps_the_worker(toy):
     assert rows[("float16", "32768x256", "membound")] is None
     assert rows[("float16", "32768x256", "eager")] == pytest.approx(1e-3, rel=1e-3)
     assert math.isnan(rows[("float32", "32768x256", "membound")])
-    assert len({process for _, _, process in toy.measured()}) == 1
+    assert len({process for _, _, process in toy.measured()}) == 2  # a process a round
 
 
 def test_a_repeated_request_is_a_new_measurement_in_a_new_process(toy):
     toy.commit("return 1e-3")
 
-    toy.run("HEAD~1..HEAD", "-a", "rounds=2", "-b", TIME + r"\('bfloat16', '32768x256'")
+    toy.run("HEAD~1..HEAD", "-a", "rounds=3", "-b", TIME + r"\('bfloat16', '32768x256'")
 
-    (_, _, first), (_, _, second) = toy.measured()
-    assert first != second
+    assert len({process for _, _, process in toy.measured()}) == 3
 
 
 def test_a_dry_run_measures_each_commit_by_its_own_code_and_saves_nothing(toy):
@@ -116,7 +124,7 @@ def test_a_dry_run_measures_each_commit_by_its_own_code_and_saves_nothing(toy):
 
     assert "old code" in done.stdout
     assert "new code" in done.stdout
-    assert len({process for _, _, process in toy.measured()}) == 2
+    assert len({process for _, _, process in toy.measured()}) == 4
     assert not list((toy.path / "results" / "toy").glob("*hostenv*"))
 
 
@@ -127,9 +135,9 @@ def test_spawn_mode_and_quick(toy):
     toy.run("HEAD~1..HEAD", "--quick", "-b", TIME + r"\('bfloat16', '32768x256', '(eager|mem)")
 
     rows = toy.rows(commit, TIME)
-    assert rows[(*GPU_ROW, "membound")] == pytest.approx(3e-3)
+    assert rows[(*GPU_ROW, "membound")] == pytest.approx(3e-3, rel=1e-3)
     session, *lines = toy.sidecar(commit)
-    assert session["harness"]["placements"] == 1
+    assert session["harness"]["placements"] == 2
     assert len(lines) == 2  # a process a row: each measured the workload
 
 
@@ -147,9 +155,9 @@ def test_what_an_earlier_session_measured_is_not_lost(toy):
     assert [p.read_text() for p in spool.parent.glob("*.unsaved")] == ["interrupted\n"]
     session, *lines = toy.sidecar(commit)
     assert session["session"] != before["session"]
-    assert [line["dtype"] for line in lines] == ["float16"]
+    assert [line["dtype"] for line in lines] == ["float16", "float16"]
     kept = toy.result_file(commit).with_suffix(f".{before['session']}.session.jsonl")
-    assert len(kept.read_text().splitlines()) == 3
+    assert len(kept.read_text().splitlines()) == 5
 
 
 @pytest.mark.parametrize(
@@ -158,6 +166,7 @@ def test_what_an_earlier_session_measured_is_not_lost(toy):
         ({"pythons": ["3.9"]}, "runs on the interpreter that runs asv"),
         ({"host_worker": "thread"}, "host_worker"),
         ({"host_suite": ...}, "lacks ['host_suite']"),
+        ({"host_rounds": 0}, "host_rounds"),
     ],
 )
 def test_bad_settings_are_named(toy, settings, message):
@@ -169,3 +178,24 @@ def test_bad_settings_are_named(toy, settings, message):
 
     assert done.returncode
     assert message in done.stdout
+
+
+def test_killing_asv_ends_its_worker(toy):
+    toy.commit("return time.sleep(60) or 1e-3")
+    command = [toy.python, "-m", "asv", "run", "HEAD^!", "--machine", "toy", "-b", TIME]
+    environ = {**os.environ, "HOME": str(toy.path.parent), "PYTHONPATH": ""}
+    asv = subprocess.Popen(command, cwd=toy.path, env=environ, stdout=subprocess.DEVNULL)
+    wait_for(lambda: toy.measured())
+    worker = int(toy.measured()[0][2])
+
+    asv.kill()
+    asv.wait()
+
+    wait_for(lambda: not Path(f"/proc/{worker}").exists())
+
+
+def wait_for(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.05)

@@ -6,7 +6,9 @@ import numpy as np
 import torch
 
 from bandwatch.measure.backward import flat
-from bandwatch.measure.controls import CopyControl
+from bandwatch.measure.controls import StreamControl
+from bandwatch.measure.correctness import WrongResult
+from bandwatch.measure.device import Calls, NotCapturable
 from bandwatch.measure.telemetry import Reading
 from bandwatch.measure.workload import DTYPE_BYTES, Op, Tolerance, Traffic
 
@@ -15,13 +17,13 @@ H200 = "NVIDIA H200"
 
 class SimulatedGraph:
     def __init__(self, run, sets, rounds):
-        self.run, self.sets = run, sets
+        self._run, self.sets = run, sets
         self.launches = rounds * len(sets)
         self.outputs = [run(inputs) for inputs in sets]
 
     def replay(self):
         for inputs, output in zip(self.sets, self.outputs, strict=True):
-            for tensor, again in zip(flat(output), flat(self.run(inputs)), strict=True):
+            for tensor, again in zip(flat(output), flat(self._run(inputs)), strict=True):
                 tensor.copy_(again)
 
 
@@ -34,6 +36,8 @@ class SimulatedDevice:
     """``speed(provider)`` gives seconds per launch; each placement multiplies all by one factor."""
 
     handle = "cpu"
+    #: What the host takes for a call.
+    host_seconds = 1e-5
 
     def __init__(self, speed, l2_bytes=4096, name=H200, placement_noise=0.02, source=None):
         self.speed, self.l2_bytes, self.name, self.source = speed, l2_bytes, name, source
@@ -54,11 +58,20 @@ class SimulatedDevice:
         self.generator.manual_seed(seed)
 
     def capture(self, run, sets, rounds):
-        return SimulatedGraph(run, sets, rounds)
+        if getattr(measured(run), "captured", True):
+            return SimulatedGraph(run, sets, rounds)
+        raise NotCapturable("RuntimeError: a capture cannot wait")
+
+    def batch(self, run, sets, rounds):
+        return Calls(run, sets, rounds)
+
+    def call_seconds(self, run, sets, calls):
+        run(sets[0])
+        return self.speed(measured(run)) + self.host_seconds
 
     def time(self, order):
-        self.orders.append([measured(graph.run) for graph in order])
-        return [self.speed(measured(g.run)) * g.launches * self.factors[-1] for g in order]
+        self.orders.append([measured(graph._run) for graph in order])
+        return [self.speed(measured(g._run)) * g.launches * self.factors[-1] for g in order]
 
     def synchronize(self):
         if self.lost:
@@ -71,14 +84,19 @@ class SimulatedDevice:
         return self.source
 
 
-class CloneControl(CopyControl):
+class CloneControl(StreamControl):
     """Three configurations; ``variants`` returns one function object each, for ``speed``."""
 
     def __init__(self):
         self.runs = {label: self._make() for label in ("a", "b", "c")}
 
-    def variants(self):
+    def variants(self, traffic):
         return self.runs
+
+    def check(self, traffic, run, inputs, output, generator):
+        if not torch.equal(inputs["source"], output):
+            raise WrongResult("not a copy")
+        return {"max_abs": 0.0, "max_rel": 0.0}
 
     @staticmethod
     def _make():

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 import re
 import statistics
 
@@ -8,6 +9,7 @@ import torch
 
 from bandwatch import estimate, sidecar
 from bandwatch.measure import session as session_module
+from bandwatch.measure.sampling import QUICK, Plan, more
 from bandwatch.measure.session import DeviceLost, Session, distinct_bytes, random_blocks, set_count
 from bandwatch.measure.workload import Traffic, Workload
 
@@ -29,7 +31,7 @@ def make(op=None, control=None, speeds=(), **options):
 
 
 def test_one_sample_is_one_placement_and_the_ratio_cancels_it():
-    session, device = make(placements=6)
+    session, device = make(plan=Plan(pilot=6, most=0, least=0, baseline=6))
     result = session.measure(softmax_op(), WORKLOAD)
     assert list(result.providers) == ["membound", "eager", "control"]
     for name, seconds in (("membound", FAST), ("eager", SLOW), ("control", COPY)):
@@ -47,7 +49,7 @@ def test_one_sample_is_one_placement_and_the_ratio_cancels_it():
 
 
 def test_every_placement_is_a_fresh_one_with_its_own_padding_and_data():
-    session, device = make(placements=6)
+    session, device = make(plan=Plan(pilot=6, most=0, least=0, baseline=6))
     session.measure(softmax_op(), WORKLOAD)
     assert len(device.paddings) == 6
     assert len(set(device.paddings)) > 1
@@ -64,7 +66,7 @@ def test_replays_are_long_enough_and_every_set_is_launched_equally():
 
 
 def test_the_median_over_blocks_ignores_a_disturbed_replay():
-    session, device = make(placements=1, placement_noise=0.0)
+    session, device = make(plan=Plan(pilot=1, most=0, least=0, baseline=1), placement_noise=0.0)
     undisturbed = device.time
 
     def disturbed(order):
@@ -88,13 +90,13 @@ def test_blocks_hold_each_provider_once_in_varying_order():
 
 
 def test_the_session_replays_in_blocks():
-    session, device = make(placements=2)
+    session, device = make(plan=Plan(pilot=2, most=0, least=0, baseline=2))
     session.measure(softmax_op(), WORKLOAD)
     timed = [order for order in device.orders if len(set(order)) > 1]
     assert len(timed) == 2
     for order in timed:
         blocks = [order[i : i + 3] for i in range(0, len(order), 3)]
-        assert len(blocks) == 1 + session_module.BLOCKS
+        assert len(blocks) == 1 + Plan().blocks
         assert all(len(set(block)) == 3 for block in blocks)
     assert timed[0] != timed[1]
 
@@ -208,7 +210,7 @@ def test_backward_times_the_gradients_alone(tmp_path):
         calls.append(workload)
         return right(inputs)
 
-    session, _ = make(placements=2)
+    session, _ = make(plan=Plan(pilot=2, most=0, least=0, baseline=2))
     result = session.measure(softmax_op(membound=counted, eager=eager), workload)
     assert {name: one.verdict for name, one in result.providers.items()} == dict.fromkeys(
         ("membound", "eager", "control"), "valid"
@@ -273,12 +275,14 @@ def test_a_lost_device_is_recorded_then_raised(tmp_path):
     write(tmp_path, session, [result])
 
 
-def test_an_op_that_reads_more_than_it_writes_has_no_1_to_1_control():
-    op = dataclasses.replace(softmax_op(), traffic=lambda workload: Traffic(1 << 20, 4096))
-    session, _ = make()
-    control = session.measure(op, WORKLOAD).providers["control"]
+def test_where_no_mix_is_near_there_is_no_control():
+    op = dataclasses.replace(softmax_op(), traffic=lambda workload: Traffic(1 << 20, 120_000))
+    session, _ = make(placement_noise=0.0)
+    result = session.measure(op, WORKLOAD)
+    control = result.providers["control"]
     assert control.verdict == "not available"
-    assert "reads 1048576 and writes 4096 bytes" in control.reason
+    assert "1048576 bytes read, 120000 written" in control.reason
+    assert result.providers["membound"].verdict == "valid"
 
 
 def test_buffers_within_l2_and_throttling_and_unsteadiness_are_told():
@@ -290,7 +294,6 @@ def test_buffers_within_l2_and_throttling_and_unsteadiness_are_told():
     assert verdict(source=Readings(reasons=0x40)) == "throttled"
     assert verdict(source=Readings(sm_clock=1200.0)) == "throttled"
     assert verdict(source=Readings(reasons=0x4)) == "valid"
-    assert verdict(placement_noise=0.3) == "not steady"
 
 
 def test_faster_than_the_memory_is_told_by_gpu_model():
@@ -332,7 +335,7 @@ def test_the_record_is_a_valid_sidecar_line(tmp_path):
     assert {s[0] for s in line["providers"]["membound"]["samples"]} == {3}
     assert line["providers"]["membound"]["error"]["max_abs"] < 1e-6
     assert line["host_seconds"] > 0
-    assert got.session["harness"]["control"] == "copy/1"
+    assert got.session["harness"]["control"] == "streams/1"
 
 
 def test_a_plans_digest_is_in_the_line_where_there_is_one(tmp_path):
@@ -355,14 +358,14 @@ def test_failing_digests_do_not_cost_the_times():
 
 
 def test_a_subset_of_providers_and_unknown_ones():
-    session, _ = make(quick=True)
+    session, _ = make(plan=QUICK)
     result = session.measure(softmax_op(), WORKLOAD, ["eager"])
     assert list(result.providers) == ["eager"]
-    assert len(result.providers["eager"].samples) == session_module.QUICK_PLACEMENTS
+    assert len(result.providers["eager"].samples) == QUICK.baseline
     with pytest.raises(ValueError, match=r"\['inductor'\].*expected.*'control'"):
         session.measure(softmax_op(), WORKLOAD, ["inductor"])
-    with pytest.raises(ValueError, match="placements is 0"):
-        make(placements=0)
+    with pytest.raises(ValueError, match="pilot is 0"):
+        make(plan=Plan(pilot=0, most=0, least=0, baseline=0))
 
 
 def test_without_a_gpu_a_session_says_why(monkeypatch):
@@ -378,6 +381,149 @@ def test_set_count_exceeds_three_l2_and_stays_bounded():
     assert set_count(16, l2) == session_module.MAX_SETS
     for traffic in (4 << 20, 33 << 20, 90 << 20, 1 << 30):
         assert set_count(traffic, l2) * traffic >= 3 * l2
+
+
+STEADY = Plan(pilot=4, least=0, most=8, baseline=2)
+
+
+class Unsteady:
+    """Differs between placements by ``spread`` against everything else."""
+
+    def __init__(self, device, spread):
+        self.noise, self.device, self.spread = np.random.default_rng(5), device, spread
+        self.seen, self.factor = None, 1.0
+
+    def seconds(self):
+        if self.seen != len(self.device.paddings):
+            self.seen = len(self.device.paddings)
+            self.factor = float(np.exp(self.noise.normal(0, self.spread)))
+        return FAST * self.factor
+
+
+def measure_unsteady(spread, plan=STEADY, **options):
+    session, device = make(plan=plan)
+    unsteady, speed = Unsteady(device, spread), device.speed
+    device.speed = lambda run: unsteady.seconds() if run is right else speed(run)
+    return session.measure(softmax_op(), WORKLOAD, **options)
+
+
+def test_what_is_steady_needs_no_more_than_the_pilot():
+    providers = measure_unsteady(1e-4).providers
+    assert len(providers["membound"].samples) == len(providers["control"].samples) == 4
+    assert len(providers["eager"].samples) == 2
+
+
+def test_the_pilot_tells_how_many_more_and_a_cap_ends_it():
+    few, many = measure_unsteady(0.0035).providers, measure_unsteady(0.1).providers
+    assert 4 < len(few["membound"].samples) < 12
+    assert few["membound"].verdict == "valid"
+    assert len(many["membound"].samples) == len(many["control"].samples) == 12
+    assert len(many["eager"].samples) == 2
+    assert many["membound"].verdict == "not steady"
+    assert many["control"].verdict == "valid"
+
+
+def test_a_wide_interval_is_not_steady_once_all_is_measured():
+    wide = measure_unsteady(0.02).providers["membound"]
+    assert wide.verdict == "not steady" and "after 12 placements" in wide.reason
+    # another process goes on from here
+    pilot = measure_unsteady(0.02, finish=False).providers
+    assert (pilot["membound"].verdict, len(pilot["membound"].samples)) == ("valid", 4)
+
+
+def test_a_second_process_takes_what_the_pilot_of_the_first_asks_for():
+    def second(spread):
+        earlier = {
+            "membound": [[0, i, 1e-6 * math.exp(spread * (-1) ** i)] for i in range(4)],
+            "control": [[0, i, 1e-6] for i in range(4)],
+        }
+        plan = dataclasses.replace(STEADY, least=2)
+        return measure_unsteady(1e-4, plan, earlier=earlier).providers
+
+    assert len(second(1e-4)["membound"].samples) == 2
+    assert len(second(0.01)["membound"].samples) == 8
+
+
+def test_an_anchor_is_timed_at_least_eight_times():
+    op = softmax_op(membound=right, anchor=lambda inputs, workload: right(inputs))
+    session, _ = make(plan=STEADY)
+    providers = session.measure(op, WORKLOAD).providers
+    assert {len(one.samples) for one in providers.values()} == {8}
+
+
+def test_several_of_the_suites_own_are_timed_alike():
+    op = softmax_op(old=right, new=lambda inputs, workload: right(inputs), eager=eager)
+    session, _ = make(plan=dataclasses.replace(STEADY, least=1))
+    providers = session.measure(op, WORKLOAD, own=("old", "new")).providers
+    samples = {name: len(one.samples) for name, one in providers.items()}
+    assert samples == {"old": 5, "new": 5, "eager": 2, "control": 5}
+
+
+def test_what_cannot_be_captured_is_timed_by_events_and_says_so(tmp_path):
+    def waits(inputs, workload):
+        return right(inputs)
+
+    waits.captured = False
+    session, _ = make(plan=STEADY)
+    result = session.measure(softmax_op(membound=right, eager=waits), WORKLOAD)
+    got = result.providers["eager"]
+    assert got.verdict == "valid" and len(got.samples) == 2
+    assert got.reason == "timed by events, host included: RuntimeError: a capture cannot wait"
+    (line,) = write(tmp_path, session, [result]).workloads
+    assert line["providers"]["eager"]["timing"] == "events"
+    assert "timing" not in line["providers"]["membound"]
+
+
+def test_call_times_are_told_beside_gpu_times(tmp_path):
+    session, device = make(plan=STEADY)
+    (line,) = write(tmp_path, session, [session.measure(softmax_op(), WORKLOAD)]).workloads
+    calls = {name: one["call_seconds"] for name, one in line["providers"].items()}
+    assert calls == pytest.approx(
+        {
+            "membound": FAST + device.host_seconds,
+            "eager": SLOW + device.host_seconds,
+            "control": COPY + device.host_seconds,
+        }
+    )
+    session, _ = make(plan=QUICK)
+    (line,) = write(tmp_path / "b", session, [session.measure(softmax_op(), WORKLOAD)]).workloads
+    assert "call_seconds" not in line["providers"]["membound"]
+
+
+def test_a_control_that_is_beaten_is_suspect():
+    session, _ = make(plan=STEADY, speeds={right: COPY / 1.02, eager: COPY / 1.005}.items())
+    providers = session.measure(softmax_op(), WORKLOAD).providers
+    assert providers["control"].verdict == "valid"
+    assert (
+        providers["control"].reason == "suspect: membound reaches 102.0% of it, 100 % is the most"
+    )
+    session, _ = make(plan=STEADY, speeds={right: COPY / 1.005}.items())
+    assert session.measure(softmax_op(), WORKLOAD).providers["control"].reason == ""
+
+
+def test_the_reference_is_computed_once_for_all_providers():
+    calls = []
+
+    def reference(inputs, workload):
+        calls.append(inputs["x"].shape)
+        return torch.softmax(inputs["x"].double(), dim=-1)
+
+    op = dataclasses.replace(softmax_op(membound=right, eager=eager), reference=reference)
+    session, _ = make(plan=STEADY)
+    session.measure(op, WORKLOAD)
+    assert len(calls) == 1
+    session.measure(op, WORKLOAD)
+    assert len(calls) == 2
+
+
+def test_two_stages_keep_the_coverage_of_the_interval():
+    rng, plan, covered = np.random.default_rng(0), Plan(), []
+    for spread in (0.001, 0.002, 0.003, 0.005, 0.01) * 800:
+        pilot = rng.normal(0, spread, plan.pilot)
+        logs = [*pilot, *rng.normal(0, spread, more(plan, pilot))]
+        got = estimate.of_logs(logs)
+        covered.append(got.low <= 1 <= got.high)
+    assert 0.93 <= np.mean(covered) <= 0.97, np.mean(covered)
 
 
 def test_shared_memory_counts_once():

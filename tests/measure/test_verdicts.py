@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from bandwatch.measure.telemetry import Reading, Telemetry, Watch
@@ -8,9 +10,13 @@ from .stand_ins import H200, Readings
 STEADY = [1.00e-4, 1.01e-4, 1.02e-4]
 
 
-def verdict(seconds=STEADY, gpu=H200, gigabytes=0.4, rotation=200 << 20, readings=()):
+def verdict(
+    seconds=STEADY, gpu=H200, gigabytes=0.4, rotation=200 << 20, readings=(), finished=True
+):
     return judge(
         seconds,
+        logs=[math.log(one) for one in seconds],
+        finished=finished,
         traffic_bytes=int(gigabytes * 1e9),
         rotation_bytes=rotation,
         l2_bytes=60 << 20,
