@@ -287,11 +287,7 @@ class HostEnvironment(environment.Environment):
         return self._sessions / (_stem(commit, self.name) + sidecar.SUFFIX)
 
     def deliver_session(self, result: Path) -> None:
-        """Move the sidecar of the session that just ended beside ``result``, and end the worker.
-
-        An older session beside it stays, under its own name, where it measured something that
-        this one did not.
-        """
+        """End the worker, and :func:`deliver` the sidecar of the session beside ``result``."""
         self._stop_worker()
         commit, self._open = self._open, None
         self._said[commit] = {
@@ -302,16 +298,25 @@ class HostEnvironment(environment.Environment):
         spool = self._spool(commit)
         if not spool.exists():
             return  # nothing could be measured here
-        target = result.with_suffix(sidecar.SUFFIX)  # result ends in .json
-        if target.exists():
-            _keep_older(target, sidecar.read(spool))
-        # Copied beside it first: .asv and results may lie on two file systems.
-        partial = target.with_name(f".{target.name}.partial")
-        shutil.copyfile(spool, partial)
-        os.replace(partial, target)
-        self._delivered[commit] = target
-        spool.unlink()
+        self._delivered[commit] = deliver(spool, result)
         _unfinished(spool).unlink(missing_ok=True)
+
+
+def deliver(spool: Path, result: Path) -> Path:
+    """Move a session's sidecar beside asv's ``result``; returns where it is.
+
+    An older session beside it stays, under its own name, where it measured something that this
+    one did not.
+    """
+    target = result.with_suffix(sidecar.SUFFIX)  # result ends in .json
+    if target.exists():
+        _keep_older(target, sidecar.read(spool))
+    # Copied beside it first: .asv and results may lie on two file systems.
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.copyfile(spool, partial)
+    os.replace(partial, target)
+    spool.unlink()
+    return target
 
 
 class Worker:

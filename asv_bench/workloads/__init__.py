@@ -47,6 +47,7 @@ __all__ = [
     "digest",
     "grid",
     "kernels",
+    "launches",
     "matrices",
     "ops",
     "quick",
@@ -126,8 +127,12 @@ def kernels(suite: ModuleType, op: Op, workload: Workload) -> list[Any]:
 
     Raises what the operation raises, NotImplementedError where it does not do this workload.
     """
-    launches = _recorded(suite, suite.runtime.record_launches, op, workload)
-    return list(dict.fromkeys(launch.kernel for launch in launches))
+    return list(dict.fromkeys(launch.kernel for launch in launches(suite, op, workload)))
+
+
+def launches(suite: ModuleType, op: Op, workload: Workload) -> list[Any]:
+    """The launches of the suite for ``workload``, as it records them; needs no GPU."""
+    return list(_recorded(suite, suite.runtime.record_launches, op, workload))
 
 
 def digest(suite: ModuleType, op: Op, workload: Workload) -> str | None:

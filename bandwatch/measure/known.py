@@ -100,6 +100,16 @@ class Known:
         return None
 
 
+def measured(results: Path, header: Mapping[str, Any]) -> set[tuple[str, str]]:
+    """(commit, workload's key) of what sessions comparable with ``header`` measured."""
+    return {
+        (one.session["commit"], key)
+        for one in _read(results)
+        if _comparable(one.session, header)
+        for key in _by_key(one)
+    }
+
+
 def _linked(
     samples: Sequence[Sample], was: Sequence[Sample], control: Sequence[Sample]
 ) -> list[list[float]]:

@@ -90,8 +90,10 @@ def _joined(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]
             for i, facts in used
             for process, placement, seconds in facts["samples"]
         ]
-        calls = {"call_seconds": f["call_seconds"] for _, f in tries if "call_seconds" in f}
-        joined[name] = {**used[-1][1], **calls, "samples": samples}
+        # call times are taken once a session
+        calls = [facts["call_seconds"] for _, facts in tries if "call_seconds" in facts]
+        once = {"call_seconds": calls[-1]} if calls else {}
+        joined[name] = {**used[-1][1], **once, "samples": samples}
     return joined
 
 
