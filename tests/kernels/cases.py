@@ -351,7 +351,13 @@ def gpu_kernels() -> list[membound.runtime.Kernel]:
 
 def extra(op: Op) -> list[Case]:
     """Cases of the tests that are no generated ones: see test_gpu.py."""
-    return [*typical(op), *special_cases(op), *huge_cases(op), *varying_rows(op)]
+    return [
+        *typical(op),
+        *special_cases(op),
+        *flat_cases(op),
+        *huge_cases(op),
+        *varying_rows(op),
+    ]
 
 
 def special_cases(op: Op) -> list[Case]:
@@ -364,6 +370,17 @@ def special_cases(op: Op) -> list[Case]:
         for columns in (8, 1000, 1001, 50_257)
     ]
     return [Case(one) for one in offered if _accepted(op, one)]
+
+
+def flat_cases(op: Op) -> list[Case]:
+    """Calls whose activation is flat below 0: torch selects there, and multiplies nothing."""
+    kinds = {"bias_act": ({"activation": "relu"}, {"activation": "relu2"}), "reglu": ({},)}
+    return [
+        Case(op.workload(dtype, (24, columns), "backward", **options))
+        for options in kinds.get(op.name, ())
+        for dtype in op.dtypes
+        for columns in (1000, 1001)
+    ]
 
 
 def huge_cases(op: Op) -> list[Case]:

@@ -19,6 +19,7 @@ from .cases import (
     as_leaves,
     bits,
     cases,
+    flat_cases,
     gpu_kernels,
     has_backward,
     huge_cases,
@@ -34,6 +35,7 @@ pytestmark = pytest.mark.gpu
 
 TYPICAL = {case.id: case for op in OPS.values() for case in typical(op)}
 SPECIAL = {case.id: case for op in OPS.values() for case in special_cases(op)}
+FLAT = {case.id: case for op in OPS.values() for case in flat_cases(op)}
 HUGE = {case.id: case for op in OPS.values() for case in huge_cases(op)}
 
 every_op = pytest.mark.parametrize("op", OPS.values(), ids=list(OPS))
@@ -132,6 +134,36 @@ def _ordinary_rows_keep_their_gradients(op, workload, inputs):
                 size=sizes.get(name),
                 what=f"gradient of {name}",
             )
+
+
+@pytest.mark.parametrize("special", ["inputs", "gradient", "both"])
+@pytest.mark.parametrize("case", FLAT.values(), ids=list(FLAT))
+def test_where_an_activation_is_flat_nothing_comes_back_and_nan_passes(case, special):
+    op, workload = case.op, case.workload
+    inputs = dict(case.inputs("cuda")[0])
+    if special != "gradient":
+        for value in inputs.values():
+            if value.dim() == 2:
+                make_special(value)
+    generator = torch.Generator("cuda").manual_seed(1)
+    own, eager = (op.providers[name] for name in ("membound", "eager"))
+    prepared = backward.prepare(own, op, workload, inputs, generator)
+    if special != "inputs":
+        for grad in prepared.grads.values():
+            make_special(grad)
+    wide = {name: value.float() for name, value in inputs.items()}
+    right = backward.prepare(
+        eager, op, dataclasses.replace(workload, dtype="float32"), wide, generator
+    )
+    right.grads = {i: grad.float() for i, grad in prepared.grads.items()}
+    found = dict(zip(prepared.leaves, backward.gradients(prepared), strict=True))
+    wanted = dict(zip(right.leaves, backward.gradients(right), strict=True))
+    for name, got in found.items():
+        want = wanted[name].to(got.dtype)
+        assert torch.equal(got.isnan(), want.isnan()), name
+        assert torch.equal(got.isinf(), want.isinf()), name
+        if got.dim() == 2:  # a bias's gradient is a sum
+            assert torch.equal(got == 0, want == 0), name
 
 
 def forward_and_backward(op, workload, given, grads=None):

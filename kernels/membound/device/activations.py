@@ -1,7 +1,7 @@
 """Activations and their derivatives, in float32.
 
 Each function takes a number and returns the value and the slope; what is not used is not computed.
-Infinities and NaN give what torch's formulas give.
+Infinities and NaN give what torch's formulas give; gradients go through :func:`gradient`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def gelu_tanh(x: Float32) -> tuple[Float32, Float32]:
 
 def relu(x: Float32) -> tuple[Float32, Float32]:
     """max(x, 0)."""
-    return cute.arch.fmax(x, Float32(0.0), nan=True), _positive(x)
+    return cute.arch.fmax(x, Float32(0.0), nan=True), Float32(1.0)  # of x > 0
 
 
 def relu2(x: Float32) -> tuple[Float32, Float32]:
@@ -75,9 +75,20 @@ ACTIVATIONS: Mapping[str, Callable[[Float32], tuple[Float32, Float32]]] = {
 }
 
 
+#: Where x <= 0 these are flat: whatever the gradient that is given, infinite or not, 0 comes back.
+_FLAT_BELOW_0 = (relu, relu2)
+
+
+def gradient(
+    activation: Callable[[Float32], tuple[Float32, Float32]], x: Float32, given: Float32
+) -> Float32:
+    """The gradient of ``x``, given that of the activation's value."""
+    _, slope = activation(x)
+    found = given * slope
+    if activation not in _FLAT_BELOW_0:
+        return found
+    return Float32(cutlass.select_(x <= 0.0, Float32(0.0), found))
+
+
 def _sigmoid(x: Float32) -> Float32:
     return cute.arch.rcp_approx(1.0 + exponential(-x))
-
-
-def _positive(x: Float32) -> Float32:
-    return Float32(cutlass.select_(x > 0.0, Float32(1.0), Float32(0.0)))

@@ -9,7 +9,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, const_expr
 from cutlass.cute.runtime import make_fake_tensor
 
-from .activations import ACTIVATIONS
+from .activations import ACTIVATIONS, gradient
 from .arguments import current_stream
 from .windows import Windows, address, shared_window_row, window_matrix
 
@@ -102,8 +102,7 @@ class BiasAct:
     def chain(self, grads: cute.Tensor, values: cute.Tensor) -> None:
         """Put the gradients of ``values``, given the results', in their place."""
         for v in cutlass.range_constexpr(self.windows.vector):
-            _, slope = self.activation(values[v])
-            values[v] = grads[v] * slope
+            values[v] = gradient(self.activation, values[v], grads[v])
 
     @cute.jit
     def store(

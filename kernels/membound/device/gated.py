@@ -8,7 +8,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int64, const_expr
 
-from .activations import ACTIVATIONS
+from .activations import ACTIVATIONS, gradient
 from .arguments import current_stream
 from .windows import Windows, address, window_matrix
 
@@ -142,9 +142,9 @@ class GatedBackward(Gated):
         gates, ups = self.load((gate, up), row, column, columns)
         of_gate, of_up = self.windows.fragment(Float32), self.windows.fragment(Float32)
         for v in cutlass.range_constexpr(self.windows.vector):
-            value, slope = self.activation(gates[v].to(Float32))
-            given = grads[v].to(Float32)
-            of_gate[v] = given * ups[v].to(Float32) * slope
+            gate_value, given = gates[v].to(Float32), grads[v].to(Float32)
+            value, _ = self.activation(gate_value)
+            of_gate[v] = gradient(self.activation, gate_value, given * ups[v].to(Float32))
             of_up[v] = given * value
         return of_gate, of_up
 
