@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
-from . import environment, telemetry
+from . import environment, lock, telemetry
 from .workload import Tensors
+
+#: Seconds to wait for whoever measures on the device: a worker that was just killed, say.
+PATIENCE = 30.0
 
 Run = Callable[[Tensors], Any]
 
@@ -95,7 +100,11 @@ class CudaGraph:
 
 
 class CudaDevice:
-    """A CUDA device, all work on one side stream (a capture cannot use the default stream)."""
+    """A CUDA device, all work on one side stream (a capture cannot use the default stream).
+
+    The process holds the device's lock from then on: nobody else measures on it. Raises
+    :class:`~.lock.GpuBusy` where somebody does, for :data:`PATIENCE` seconds.
+    """
 
     def __init__(self, index: int = 0) -> None:
         import torch
@@ -106,7 +115,9 @@ class CudaDevice:
         self.l2_bytes = properties.L2_cache_size
         self.generator = torch.Generator(self.handle)
         self._stream = torch.cuda.Stream(self.handle)
-        self._nvml = telemetry.connect(environment.gpu_uuid(index))
+        uuid = environment.gpu_uuid(index)
+        _hold(uuid)
+        self._nvml = telemetry.connect(uuid)
         self.name = self._nvml.name if self._nvml else properties.name
         self._padding: Any = None
 
@@ -180,6 +191,13 @@ class CudaDevice:
 
     def telemetry(self) -> telemetry.Nvml | None:
         return self._nvml
+
+
+@functools.cache
+def _hold(uuid: str) -> contextlib.ExitStack:
+    stack = contextlib.ExitStack()
+    stack.enter_context(lock.exclusive(uuid, PATIENCE))
+    return stack
 
 
 def _first_cause(error: BaseException) -> str:

@@ -394,7 +394,9 @@ class Session:
         timed = [candidate for candidate in alive if candidate.alive]
         watch.read()
         try:
-            seconds = self._replay_blocks(graphs)
+            replays = self._replay_blocks(graphs)
+            # the median is robust against a disturbed replay
+            seconds = {name: statistics.median(values) for name, values in replays.items()}
             if self.plan.calls and not self.process and not placement:
                 for candidate in timed:
                     candidate.result.call_seconds = self._call(
@@ -461,18 +463,16 @@ class Session:
                 best, candidate.run, candidate.result.config = seconds, run, config
         candidate.rounds = max(1, math.ceil(REPLAY_SECONDS / best))
 
-    def _replay_blocks(self, graphs: Mapping[str, Graph]) -> dict[str, float]:
-        """Seconds per launch of each graph: the median over randomised blocks."""
+    def _replay_blocks(self, graphs: Mapping[str, Graph]) -> dict[str, list[float]]:
+        """Seconds per launch of each graph, one for each of the randomised blocks."""
         blocks = random_blocks(list(graphs), 1 + self.plan.blocks, self._rng)
         order = [name for block in blocks for name in block]
         replays = self._device.time([graphs[name] for name in order])
         measured: dict[str, list[float]] = {name: [] for name in graphs}
         for name, seconds in list(zip(order, replays, strict=True))[len(graphs) :]:
-            measured[name].append(seconds)  # the first block uploads the graphs and warms up
-        return {
-            name: statistics.median(values) / graphs[name].launches
-            for name, values in measured.items()
-        }
+            # the first block, left out, uploads the graphs and warms up
+            measured[name].append(seconds / graphs[name].launches)
+        return measured
 
     def _fail(
         self, candidates: Sequence[_Candidate], error: Exception, result: WorkloadResult

@@ -1,0 +1,77 @@
+"""The study of the noise finds what was put into simulated measurements."""
+
+import numpy as np
+import pytest
+
+from asv_bench import study
+
+
+def simulated(process_sd, placement_sd, processes=40, workloads=12, seed=0):
+    rng = np.random.default_rng(seed)
+    lines = []
+    for i in range(workloads):
+        for process in range(processes):
+            shift = rng.normal(0, process_sd)
+            logs = shift + rng.normal(0, placement_sd, study.PLACEMENTS)
+            control = np.exp(rng.normal(0, 0.05, study.PLACEMENTS)) * 1e-4
+            lines.append(
+                {
+                    "key": f"op/{i}",
+                    "card": "c0",
+                    "process": process,
+                    "own": list(np.exp(logs) * control),
+                    "control": list(control),
+                    "replays": [0.001] * study.PLACEMENTS,
+                }
+            )
+    return study.analyse(lines)
+
+
+def mean(rows, name):
+    return float(np.sqrt(np.mean([row[name] ** 2 for row in rows])))
+
+
+def test_components_of_the_variance_are_found():
+    rows = simulated(process_sd=0.004, placement_sd=0.002)
+    assert mean(rows, "process") == pytest.approx(0.004, rel=0.15)
+    assert mean(rows, "placement") == pytest.approx(0.002, rel=0.1)
+    assert mean(rows, "replay") == pytest.approx(0.001)
+
+
+def test_without_process_effects_the_intervals_cover():
+    rows = simulated(process_sd=0.0, placement_sd=0.002)
+    covered = sum(row["covered"] for row in rows) / sum(row["intervals"] for row in rows)
+    assert mean(rows, "process") < 0.0004
+    assert 0.92 < covered < 0.99
+    assert mean(rows, "reported") < 0.002 / 6**0.5 * 1.3
+
+
+def test_process_effects_make_intervals_of_one_process_miss():
+    rows = simulated(process_sd=0.004, placement_sd=0.002)
+    assert sum(row["covered"] for row in rows) / sum(row["intervals"] for row in rows) < 0.7
+
+
+def test_the_workloads_are_of_every_operation():
+    assert {one.op for one in study.chosen()} == set(study.workloads.OPS)
+
+
+def test_figures_are_printed(tmp_path, capsys):
+    import json
+
+    rng = np.random.default_rng(1)
+    file = tmp_path / "a.jsonl"
+    with file.open("w") as lines:
+        for process in range(4):
+            own = list(1e-4 * np.exp(rng.normal(0, 0.002, study.PLACEMENTS)))
+            line = {
+                "key": "sum/forward",
+                "card": "c0",
+                "process": process,
+                "own": own,
+                "control": [1e-4] * study.PLACEMENTS,
+                "replays": [0.001] * study.PLACEMENTS,
+            }
+            lines.write(json.dumps(line) + "\n")
+    study.show([file])
+    told = capsys.readouterr().out
+    assert "sum/forward" in told and "4 intervals cover" in told
