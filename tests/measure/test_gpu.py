@@ -4,8 +4,11 @@ import pytest
 import torch
 
 from bandwatch import estimate
+from bandwatch.measure import controls
+from bandwatch.measure.controls import MIXES, StreamControl
+from bandwatch.measure.sampling import QUICK, Plan
 from bandwatch.measure.session import Session
-from bandwatch.measure.workload import Workload
+from bandwatch.measure.workload import Traffic, Workload
 
 from .stand_ins import eager, right, softmax_op
 
@@ -13,30 +16,62 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("vectors", [1, 3, 127, 1023, 1024, 1025, 100_003])
-def test_the_control_copies_any_size_and_no_byte_more(vectors):
-    from bandwatch.measure import copy_kernel
+@pytest.mark.parametrize("streams", MIXES)
+def test_the_control_reads_and_writes_any_size_and_no_byte_more(streams, vectors):
+    reads, writes = streams
+    control, generator = StreamControl(), torch.Generator("cuda").manual_seed(1)
+    traffic = Traffic(reads * vectors * 16, writes * vectors * 16, streams=streams)
+    inputs = control.make_inputs(Workload("x", "float32", (1, 1)), traffic, "cuda", generator)
+    for label, run in control.variants(traffic).items():
+        control.check(traffic, run, inputs, run(inputs), generator)
+        if writes:
+            room = torch.full((writes, vectors + 64, 4), 7, dtype=torch.int32, device="cuda")
+            controls._kernel(label)(inputs["source"], room[:, :vectors])
+            assert (room[:, vectors:] == 7).all(), label
 
-    for config in copy_kernel.CONFIGS:
-        source = torch.randint(-(2**31), 2**31 - 1, (vectors, 4), dtype=torch.int32, device="cuda")
-        room = torch.full((vectors + 64, 4), 7, dtype=torch.int32, device="cuda")
-        copy_kernel.compiled(config)(source, room[:vectors])
-        assert torch.equal(room[:vectors], source)
-        assert (room[vectors:] == 7).all()
 
-
-def test_the_control_copies_beyond_32_bit_offsets():
-    from bandwatch.measure import copy_kernel
-
+@pytest.mark.parametrize("streams", [(1, 1), (1, 0), (0, 1)])
+def test_the_control_reaches_beyond_32_bit_offsets(streams):
     vectors = (1 << 28) + 5  # 4 GiB and a tail
-    source = torch.arange(vectors * 4, device="cuda", dtype=torch.int32).view(-1, 4)
-    target = torch.zeros_like(source)
-    copy_kernel.compiled(copy_kernel.CONFIGS[0])(source, target)
-    assert torch.equal(source, target)
+    control, generator = StreamControl(), torch.Generator("cuda").manual_seed(1)
+    traffic = Traffic(streams[0] * vectors * 16, streams[1] * vectors * 16, streams=streams)
+    inputs = control.make_inputs(Workload("x", "float32", (1, 1)), traffic, "cuda", generator)
+    for run in control.variants(traffic).values():
+        control.check(traffic, run, inputs, run(inputs), generator)
+
+
+def test_what_cannot_be_captured_is_timed_by_events():
+    def waits(inputs, workload):
+        out = right(inputs)
+        out[0, 0].item()  # no capture can wait for the GPU
+        return out
+
+    workload = Workload("softmax", "float32", (8192, 4096))
+    session = Session(Plan(pilot=2, least=0, most=0))
+    result = session.measure(softmax_op(membound=right, eager=waits), workload)
+    captured, waiting = (result.providers[name] for name in ("membound", "eager"))
+    assert (captured.verdict, captured.timing) == ("valid", "graph"), captured.reason
+    assert (waiting.verdict, waiting.timing) == ("valid", "events"), waiting.reason
+    assert "timed by events" in waiting.reason
+    graph, events = (estimate.seconds(one.samples).value for one in (captured, waiting))
+    assert graph < events < 3 * graph
+    # the failed capture broke nothing
+    again = session.measure(softmax_op(), workload).providers["membound"]
+    assert (again.verdict, again.timing) == ("valid", "graph")
+
+
+def test_a_call_takes_longer_than_its_kernel():
+    workload = Workload("softmax", "float32", (64, 1024))
+    result = Session(Plan(pilot=2, least=0, most=0)).measure(softmax_op(), workload)
+    eager_result = result.providers["eager"]
+    assert estimate.seconds(eager_result.samples).value < eager_result.call_seconds < 1e-3
 
 
 def test_eager_softmax_takes_a_plausible_time():
     workload = Workload("softmax", "float32", (8192, 4096))
-    result = Session(placements=3, seed=0).measure(softmax_op(), workload)
+    result = Session(Plan(pilot=3, least=0, most=0, baseline=3), seed=0).measure(
+        softmax_op(), workload
+    )
     for name, provider in result.providers.items():
         assert provider.verdict == "valid", (name, provider.reason)
         assert len(provider.samples) == 3
@@ -49,7 +84,9 @@ def test_eager_softmax_takes_a_plausible_time():
 
 def test_eager_gradients_take_a_plausible_time():
     workload = Workload("softmax", "float32", (8192, 4096), "backward")
-    result = Session(placements=3, seed=0).measure(softmax_op(), workload, ["membound", "eager"])
+    result = Session(Plan(pilot=3, least=0, most=0, baseline=3), seed=0).measure(
+        softmax_op(), workload, ["membound", "eager"]
+    )
     for name, provider in result.providers.items():
         assert provider.verdict == "valid", (name, provider.reason)
         # three matrices of 134 MB move
@@ -62,7 +99,7 @@ def test_a_wrong_provider_is_failed():
 
     workload = Workload("softmax", "float32", (512, 1024))
     op = softmax_op(membound=wrong, eager=eager)
-    result = Session(quick=True).measure(op, workload)
+    result = Session(QUICK).measure(op, workload)
     assert result.providers["membound"].verdict == "failed"
     assert result.providers["membound"].samples == []
     assert result.providers["eager"].samples
