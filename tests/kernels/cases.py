@@ -354,7 +354,6 @@ def extra(op: Op) -> list[Case]:
     return [
         *typical(op),
         *special_cases(op),
-        *flat_cases(op),
         *huge_cases(op),
         *varying_rows(op),
     ]
@@ -372,14 +371,21 @@ def special_cases(op: Op) -> list[Case]:
     return [Case(one) for one in offered if _accepted(op, one)]
 
 
-def flat_cases(op: Op) -> list[Case]:
-    """Calls whose activation is flat below 0: torch selects there, and multiplies nothing."""
-    kinds = {"bias_act": ({"activation": "relu"}, {"activation": "relu2"}), "reglu": ({},)}
+def special_gradient_cases(op: Op) -> list[Case]:
+    """Generated calls whose gradients are judged at NaN and infinities: no kernel is added.
+
+    Enough rows of at least 24 elements, a few MiB in all. Dropout is left out: torch multiplies by
+    0 what it drops, the suite selects.
+    """
+    if not has_backward(op):
+        return []
     return [
-        Case(op.workload(dtype, (24, columns), "backward", **options))
-        for options in kinds.get(op.name, ())
-        for dtype in op.dtypes
-        for columns in (1000, 1001)
+        case
+        for case in (*plain(op), *optional(op))
+        if math.prod(case.workload.shape[:-1]) >= 24
+        and case.workload.shape[-1] >= 24
+        and op.traffic(case.workload).total <= 4 << 20
+        and "dropout" not in dict(case.workload.options)
     ]
 
 

@@ -114,11 +114,11 @@ class CrossEntropyBackward(RowKernel):
                     for v in cutlass.range_constexpr(self.rows.vector):
                         if column + v == own:
                             grads[v, i] = grads[v, i] - of_target
-            result = grads.load()
             slope = self.logits.slope(logits, scale, cap)
             if const_expr(slope is not None):
-                result = result * slope
-            values.store(result.to(out.element_type))
+                if of_share != 0.0 or of_target != 0.0 or of_weights != 0.0:  # likewise
+                    grads.store(grads.load() * slope)
+            values.store(grads.load().to(out.element_type))
             if exists:
                 self.rows.store(values, out[row, None], lane)
 

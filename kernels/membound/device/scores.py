@@ -50,10 +50,11 @@ class Scores:
             if exists:
                 if const_expr(self.scaled):  # a scale that is not positive moves -inf elsewhere
                     self.rows.hide_rest(changed, x[row, None], lane, -Float32.inf)
-                self.hide(changed, mask, x, row, lane, queries, -Float32.inf)
                 if const_expr(self.mask not in ("none", "bool")):
                     added = self.rows.load_shared(self._row(mask, row), x[row, None], lane)
                     changed.store(changed.load() + added.load().to(Float32))
+                # last: what is hidden is -inf, NaN or not
+                self.hide(changed, mask, x, row, lane, queries, -Float32.inf)
             scores = changed.load()
         return scores
 
