@@ -84,7 +84,8 @@ def measure(file: Path, process: int) -> None:
             result = session.measure(ops[workload.op], workload, ["membound", "control"])
             own, control = (result.providers[name] for name in ("membound", "control"))
             if own.verdict == "failed" or not control.samples:
-                console.print(f"{workload.key}: {own.verdict} {own.reason} {control.reason}")
+                text = f"{workload.key}: {own.verdict} {own.reason} {control.reason}"
+                console.print(text, markup=False)
                 continue
             line = {
                 "key": workload.key,
@@ -156,8 +157,10 @@ def _session(logs: np.ndarray, plan: Plan) -> np.ndarray:
 
 
 def show(files: Sequence[Path]) -> None:
-    """Print the figures."""
+    """Print the figures; ends the program where the files hold nothing."""
     rows = analyse([json.loads(line) for file in files for line in file.open()])
+    if not rows:
+        sys.exit(f"nothing was measured in {', '.join(map(str, files))}")
     table = Table(title="Noise of log(time / control's time): standard deviations in percent")
     for name in ("workload", "µs", "process", "placement", "replay", "reported", "covered"):
         table.add_column(name, justify="left" if name == "workload" else "right")

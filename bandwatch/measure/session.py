@@ -263,7 +263,7 @@ class Session:
         earlier: Mapping[str, Sequence[estimate.Sample]] | None,
         anchored: bool,
     ) -> int:
-        """Placements of the second stage: what the least steady of the suite's own needs."""
+        """Placements of the second stage: what the middle one of the suite's own needs."""
         pilot = earlier or {name: got.samples for name, got in result.providers.items()}
         needs = [
             sampling.more(self.plan, _logs(pilot[name], pilot.get(CONTROL_PROVIDER, ())))
@@ -271,7 +271,7 @@ class Session:
             if pilot.get(name)
         ]
         least = ANCHOR_PLACEMENTS - self.plan.pilot if anchored else self.plan.least
-        return max([least, *needs])
+        return max(least, statistics.median_high(needs)) if needs else least
 
     def _judge(
         self,
