@@ -11,6 +11,7 @@ method here has a name that asv would take for a benchmark.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
@@ -29,7 +30,7 @@ from bandwatch.measure import environment, shards
 from bandwatch.measure.known import Known
 from bandwatch.measure.workload import Op, Workload
 
-from . import workloads
+from . import providers, workloads
 
 
 @functools.cache
@@ -61,7 +62,8 @@ def operation(name: str) -> Op:
     ops = workloads.ops(suite())
     if name not in ops:
         raise NotImplementedError(f"this commit's membound has no {name}")
-    return ops[name]
+    op = ops[name]
+    return dataclasses.replace(op, providers={**op.providers, **providers.bound(op)})
 
 
 @functools.cache
@@ -311,7 +313,7 @@ class TimeRows(_Rows):
 
     @classmethod
     def axes(cls, benchmarked: tuple[Workload, ...]) -> tuple[tuple[str, ...], ...]:
-        return *super().axes(benchmarked), workloads.PROVIDERS
+        return *super().axes(benchmarked), providers.PROVIDERS
 
     def setup(self, dtype: str, shape: str, provider: str) -> None:
         workload = self.workload(dtype, shape)

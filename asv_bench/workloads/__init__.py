@@ -40,7 +40,6 @@ from .shared import DTYPES, SHAPES, matrices
 __all__ = [
     "DTYPES",
     "OPS",
-    "PROVIDERS",
     "SHAPES",
     "benchmarked",
     "describe",
@@ -76,7 +75,6 @@ _DESCRIBE: Mapping[str, Callable[[Any], Op]] = {
 
 #: Names of the operations.
 OPS = tuple(_DESCRIBE)
-PROVIDERS = ("membound", "eager", "control")
 
 
 def describe(name: str) -> Op:
