@@ -44,8 +44,8 @@ class Target:
         """Where the machine's files lie."""
         return Path(self._conf.results_dir) / self._machine.machine
 
-    def measured(self, header: Line) -> set[tuple[str, str]]:
-        """(commit, workload's key) of what comparable sessions measured already."""
+    def known(self, header: Line) -> known.Measured:
+        """What sessions comparable with that of ``header`` measured already."""
         return known.measured(Path(self._conf.results_dir), header)
 
     def write(self, commit: str, sessions: Sequence[tuple[Line, Sequence[Line]]]) -> None:

@@ -40,6 +40,7 @@ from rich.progress import (
 
 from bandwatch import cli
 from bandwatch.measure import shards
+from bandwatch.measure.known import Measured as Known
 
 LOCAL = Path(".bandwatch") / "backfill"
 SUITE = "kernels/membound"
@@ -206,18 +207,39 @@ def _harness() -> str:
 
 
 def chosen(commits: Sequence[Commit], key: str) -> list[Commit]:
-    """Those at which the workload is measured: both sides of every change, and both ends."""
+    """Those at which the workload is measured: both sides of every change, and both ends.
+
+    A workload that no commit changes is measured at the newest alone.
+    """
     having = [commit for commit in commits if "launches" in commit.plan.get(key, {})]
+    changes = [i for i in range(1, len(having)) if changed(having[i - 1], having[i], key)]
+    if not changes:
+        return having[-1:]
+    picked = {0, len(having) - 1, *changes, *(i - 1 for i in changes)}
+    return [having[i] for i in sorted(picked)]
 
-    def differs(a: int, b: int) -> bool:
-        if not 0 <= b < len(having):
-            return True
-        one, other = having[a].plan[key], having[b].plan[key]
-        if one["digest"] and other["digest"]:
-            return one["digest"] != other["digest"]
-        return one["launches"] != other["launches"]  # all that is known of the older
 
-    return [one for i, one in enumerate(having) if differs(i, i - 1) or differs(i, i + 1)]
+def changed(before: Commit, after: Commit, key: str) -> bool:
+    """Whether the GPU does something else for the workload."""
+    one, other = before.plan[key], after.plan[key]
+    if one["digest"] and other["digest"]:
+        return one["digest"] != other["digest"]
+    return one["launches"] != other["launches"]  # all that is known of the older
+
+
+def wanted(commits: Sequence[Commit], key: str, known: Known) -> list[Commit]:
+    """Those of :func:`chosen` that are not known, and the other sides of their changes.
+
+    A change is told best within one session, so both its sides are measured if one has to be.
+    """
+    sides = chosen(commits, key)
+    if len(sides) == 1 and (key, sides[0].plan[key]["digest"]) in known.work:
+        return []
+    take = {i for i, one in enumerate(sides) if (one.hash, key) not in known.commits}
+    for i in range(1, len(sides)):
+        if {i - 1, i} & take and changed(sides[i - 1], sides[i], key):
+            take |= {i - 1, i}
+    return [sides[i] for i in sorted(take)]
 
 
 # Measuring ----------------------------------------------------------------------------------------
@@ -235,12 +257,8 @@ def _backfill(commits: Sequence[Commit], shard: shards.Shard, args: argparse.Nam
     failed = 0
     with Measurer() as measurer:
         header = measurer.header()
-        known = set() if args.fresh else target.measured(header)
-        jobs = [
-            (key, part)
-            for key in keys
-            for part in _parts([c for c in chosen(commits, key) if (c.hash, key) not in known])
-        ]
+        known = Known() if args.fresh else target.known(header)
+        jobs = [(key, part) for key in keys for part in _parts(wanted(commits, key, known))]
         done = {(line["key"], side) for line in _lines(spool) for side in line["sides"]}
         todo = [(k, part) for k, part in jobs if not done.issuperset((k, c.side) for c in part)]
         total = sum(len(part) for _, part in todo)

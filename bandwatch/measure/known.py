@@ -100,14 +100,27 @@ class Known:
         return None
 
 
-def measured(results: Path, header: Mapping[str, Any]) -> set[tuple[str, str]]:
-    """(commit, workload's key) of what sessions comparable with ``header`` measured."""
-    return {
-        (one.session["commit"], key)
+@dataclass(frozen=True)
+class Measured:
+    """What was measured: as (commit, workload's key), and as (workload's key, plan's digest)."""
+
+    commits: frozenset[tuple[str, str]] = frozenset()
+    work: frozenset[tuple[str, str]] = frozenset()
+
+
+def measured(results: Path, header: Mapping[str, Any]) -> Measured:
+    """What sessions under ``results`` that are comparable with ``header`` measured."""
+    lines = [
+        (one.session["commit"], key, line.get("digest"))
         for one in _read(results)
         if _comparable(one.session, header)
-        for key in _by_key(one)
-    }
+        for key, several in _by_key(one).items()
+        for line in several
+    ]
+    return Measured(
+        frozenset((commit, key) for commit, key, _ in lines),
+        frozenset((key, digest) for _, key, digest in lines if digest),
+    )
 
 
 def _linked(

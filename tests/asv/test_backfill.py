@@ -11,6 +11,7 @@ from bandwatch.ci import backfill
 from bandwatch.ci.backfill import Commit
 
 from bandwatch.measure import shards
+from bandwatch.measure.known import Measured
 
 TIME = "bench_softmax.Softmax.track_time"
 ROW = ("bfloat16", "32768x256")
@@ -84,7 +85,7 @@ def test_both_sides_of_every_change_are_measured_and_asv_can_read_them(history):
     # the first end is the commit before the range
     assert measured_at(toy, hashes, "bfloat16") == [1, 2, 5]
     assert measured_at(toy, hashes, "float16") == [3, 4, 5]
-    assert measured_at(toy, hashes, "float32") == [5]
+    assert measured_at(toy, hashes, "float32") == [5]  # nothing changed it
     assert toy.rows(hashes[1], TIME)[*ROW, "membound"] == pytest.approx(1e-3, rel=1e-3)
     assert toy.rows(hashes[2], TIME)[*ROW, "membound"] == pytest.approx(2e-3, rel=1e-3)
     for provider in ("eager", "control"):
@@ -217,9 +218,35 @@ def test_only_changes_of_the_workload_itself_count(tmp_path):
         return [int(one.hash, 16) for one in backfill.chosen(made(*identities), "k")]
 
     assert chosen("a", "a", "a", "b", "b", "b") == [0, 2, 3, 5]
-    assert chosen(None, "a", None, "a", "a") == [1, 4]
+    assert chosen(None, "a", None, "a", "a") == [4]
+    assert chosen("a", "b", "c") == [0, 1, 2]
+    assert chosen(None, "a", "b", "b", None) == [1, 2, 3]
     assert chosen("a") == [0]
+    assert chosen("a", "a", "a") == [2]
     assert chosen(None, None) == []
+
+
+def test_both_sides_of_a_change_are_measured_together(tmp_path):
+    plans = ("a", "a", "b", "b", "b", "c")
+    commits = [
+        Commit(f"{i:040x}", tmp_path, {"k": {"digest": digest, "launches": []}})
+        for i, digest in enumerate(plans)
+    ]
+
+    def wanted(known, among=commits):
+        found = Measured(
+            frozenset((commits[i].hash, "k") for i in known),
+            frozenset(("k", plans[i]) for i in known),
+        )
+        return [int(one.hash, 16) for one in backfill.wanted(among, "k", found)]
+
+    assert wanted([]) == [0, 1, 2, 4, 5]
+    assert wanted([0, 1, 2, 4, 5]) == []
+    assert wanted([0, 1, 2, 4]) == [4, 5]
+    assert wanted([0, 2, 4, 5]) == [1, 2]
+    # what nothing changed and another commit measured
+    assert wanted([2], commits[3:5]) == []
+    assert wanted([0], commits[3:5]) == [4]
 
 
 def test_commits_that_record_no_plans_are_told_apart_by_their_kernels(tmp_path):
@@ -230,7 +257,7 @@ def test_commits_that_record_no_plans_are_told_apart_by_their_kernels(tmp_path):
     ]
     assert [int(one.hash, 16) for one in backfill.chosen(commits, "k")] == [0, 1, 2, 3, 4]
     assert [int(one.hash, 16) for one in backfill.chosen(commits[:4], "k")] == [0, 1, 2, 3]
-    assert [int(one.hash, 16) for one in backfill.chosen(commits[2:4], "k")] == [2, 3]
+    assert [int(one.hash, 16) for one in backfill.chosen(commits[2:4], "k")] == [3]
 
 
 def test_a_commit_that_cannot_be_imported_is_passed_over(history):
