@@ -28,9 +28,10 @@ from bandwatch import sidecar
 # Settles which kernels eager uses, so before anything that imports torch.
 from bandwatch.measure import environment, shards
 from bandwatch.measure.known import Known
-from bandwatch.measure.workload import Op, Workload
+from bandwatch.measure.workload import ANCHOR, CONTROL, Op, Workload
 
 from . import providers, workloads
+from .anchor import anchor
 
 
 @functools.cache
@@ -62,8 +63,8 @@ def operation(name: str) -> Op:
     ops = workloads.ops(suite())
     if name not in ops:
         raise NotImplementedError(f"this commit's membound has no {name}")
-    op = ops[name]
-    return dataclasses.replace(op, providers={**op.providers, **providers.bound(op)})
+    op, frozen = ops[name], {ANCHOR: anchor().run}
+    return dataclasses.replace(op, providers={**op.providers, **providers.bound(op), **frozen})
 
 
 @functools.cache
@@ -138,7 +139,7 @@ class Timings:
             "commit": os.environ["ASV_COMMIT"],
             "started_at": os.environ["ASV_SESSION_STARTED"],
             "environment": self._session.environment(),
-            "harness": self._session.harness(),
+            "harness": self._session.harness() | {"anchor": anchor().version},
         }
         self._sidecar = sidecar.Writer(spool, header)
         self._recorded = sidecar.read(spool).workloads
@@ -154,7 +155,7 @@ class Timings:
         Raises NotImplementedError for what this run leaves out. Ends the process (SystemExit)
         where the provider broke its CUDA context.
         """
-        if provider not in (*op.providers, "control"):
+        if provider not in (*op.providers, CONTROL):
             raise NotImplementedError(f"{provider} has no {op.name}")
         if self._quick and workload not in workloads.quick():
             raise NotImplementedError(f"{workload.key} is left out of a quick run")
@@ -184,14 +185,17 @@ class Timings:
     def _measured(
         self, op: Op, workload: Workload, asked_for: str
     ) -> Mapping[str, Mapping[str, Any]]:
-        from bandwatch.measure.session import ANCHOR_PROVIDER, CONTROL_PROVIDER, DeviceLost
+        from bandwatch.measure.session import DeviceLost
 
         deadly = self._unfinished.providers(workload.key) - {asked_for}
         own = next(iter(op.providers))
         known = self._baselines(op, workload) - {asked_for}
-        names = [name for name in (*op.providers, CONTROL_PROVIDER) if name not in deadly | known]
+        left_out = deadly | known
+        if workload.key not in anchor().keys:
+            left_out = left_out | {ANCHOR}
+        names = [name for name in (*op.providers, CONTROL) if name not in left_out]
         lines = [line for line in self._recorded if line["key"] == workload.key]
-        earlier = _samples(lines, (own, CONTROL_PROVIDER, ANCHOR_PROVIDER)) if self._round else {}
+        earlier = _samples(lines, (own, CONTROL, ANCHOR)) if self._round else {}
         with self._unfinished.note(workload.key, asked_for):
             try:
                 result = self._session.measure(
@@ -203,7 +207,7 @@ class Timings:
                 sys.exit(str(error))
         if not lines:  # else the process that died told more
             record["providers"] |= dict.fromkeys(deadly, _DIED)
-        control = record["providers"].get(CONTROL_PROVIDER, {}).get("samples", ())
+        control = record["providers"].get(CONTROL, {}).get("samples", ())
         for name in known:
             linked = self._known.baseline(workload.key, name, control)
             if linked is not None:
@@ -213,11 +217,9 @@ class Timings:
 
     def _baselines(self, op: Op, workload: Workload) -> set[str]:
         """The other providers than the suite's that a recent session timed."""
-        from bandwatch.measure.session import ANCHOR_PROVIDER
-
         if self._known is None:
             return set()
-        others = set(op.providers) - {next(iter(op.providers)), ANCHOR_PROVIDER}
+        others = set(op.providers) - {next(iter(op.providers)), ANCHOR}
         return {name for name in others if self._known.has_baseline(workload.key, name)}
 
 

@@ -22,9 +22,10 @@ from typing import Any
 
 # Settles which kernels eager uses, so before anything that imports torch.
 from bandwatch.measure import environment
-from bandwatch.measure.workload import Op, Workload
+from bandwatch.measure.workload import ANCHOR, CONTROL, Op, Workload
 
 from . import workloads
+from .anchor import anchor
 
 #: Timed once a workload, beside all commits: what speed-ups are told against.
 BASELINE = "eager"
@@ -61,7 +62,8 @@ def side_by_side(suites: Mapping[str, ModuleType], name: str) -> Op:
         raise NotImplementedError(f"none of {list(suites)} has {name}")
     last = list(having.values())[-1]
     providers = {side: op.providers["membound"] for side, op in having.items()}
-    return dataclasses.replace(last, providers={**providers, BASELINE: last.providers[BASELINE]})
+    common = {BASELINE: last.providers[BASELINE], ANCHOR: anchor().run}
+    return dataclasses.replace(last, providers={**providers, **common})
 
 
 def plan(suite: ModuleType) -> dict[str, dict[str, Any]]:
@@ -117,7 +119,8 @@ def measure(answers: Any) -> None:
     from bandwatch.measure.session import Session
 
     session = Session()
-    _answer(answers, {"environment": session.environment(), "harness": session.harness()})
+    harness = session.harness() | {"anchor": anchor().version}
+    _answer(answers, {"environment": session.environment(), "harness": harness})
     by_key = {one.key: one for one in workloads.grid()}
     for line in sys.stdin:
         job = json.loads(line)
@@ -126,7 +129,10 @@ def measure(answers: Any) -> None:
             side: load(Path(folder), f"membound_{side}") for side, folder in job["sides"].items()
         }
         op = side_by_side(suites, workload.op)
-        result = session.measure(op, workload, own=list(suites))
+        names = [*op.providers, CONTROL]
+        if workload.key not in anchor().keys:
+            names.remove(ANCHOR)
+        result = session.measure(op, workload, names, own=list(suites))
         _answer(answers, result.record())
 
 

@@ -25,7 +25,7 @@ from .workload import DTYPE_BYTES, Tensors, Traffic, Workload
 CONTROL = "streams/1"
 
 #: The compiled kernels and what they are.
-FROZEN = Path(__file__).with_name("frozen") / "streams-1"
+FROZEN = Path(__file__).with_name("control_kernels") / "streams-1"
 
 #: Mixes (streams read, streams written) of up to five streams.
 MIXES = tuple((r, w) for r in range(5) for w in range(5) if 0 < r + w <= 5)

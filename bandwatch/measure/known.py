@@ -25,6 +25,9 @@ BASELINE_DAYS = 7
 #: the control and the anchor are for.
 _MAY_DIFFER = frozenset({"card", "memory_bytes", "python"})
 
+#: Facts of the harness that must be equal.
+_MUST_AGREE = ("control", "placements", "most_placements", "torch_native_jit")
+
 
 @dataclass(frozen=True)
 class Shared:
@@ -146,7 +149,7 @@ def _read(results: Path) -> Iterable[sidecar.Sidecar]:
 def _comparable(session: Mapping[str, Any], header: Mapping[str, Any]) -> bool:
     def facts(of: Mapping[str, Any]) -> dict[str, Any]:
         found = {k: v for k, v in of["environment"].items() if k not in _MAY_DIFFER}
-        return found | {"harness": of["harness"]}
+        return found | {"harness": [of["harness"].get(name) for name in _MUST_AGREE]}
 
     return facts(session) == facts(header)
 

@@ -29,10 +29,7 @@ from .device import CudaDevice, Device, Graph, NotCapturable, Run
 from .environment import describe, native_jit, unavailable
 from .sampling import Plan
 from .telemetry import Telemetry, Watch
-from .workload import BACKWARD, Op, Tensors, Traffic, Workload
-
-CONTROL_PROVIDER = "control"
-ANCHOR_PROVIDER = "anchor"
+from .workload import ANCHOR, BACKWARD, CONTROL, Op, Tensors, Traffic, Workload
 
 #: Placements at which an anchor is timed at least: its error is shared by the whole session.
 ANCHOR_PLACEMENTS = 8
@@ -218,7 +215,7 @@ class Session:
 
         What goes wrong with a provider becomes its verdict; only :class:`DeviceLost` is raised.
         """
-        known = (*op.providers, CONTROL_PROVIDER)
+        known = (*op.providers, CONTROL)
         names = list(known if providers is None else providers)
         unknown = sorted(set(names) - set(known))
         if unknown or not names:
@@ -229,7 +226,7 @@ class Session:
         result = WorkloadResult(self.identity, workload, op.traffic(workload), _now())
         op = dataclasses.replace(op, reference=_Remembered(op.reference))
         candidates = [self._candidate(name, op, workload, result) for name in names]
-        always = [c for c in candidates if c.name in {*own, CONTROL_PROVIDER, ANCHOR_PROVIDER}]
+        always = [c for c in candidates if c.name in {*own, CONTROL, ANCHOR}]
         others = [c for c in candidates if c not in always]
         done = 0
         with Watch(self._device.telemetry()) as watch, self._device.active():
@@ -239,7 +236,7 @@ class Session:
                     few = others if placement < self.plan.baseline else []
                     self._measure_placement(op, [*always, *few], placement, result, watch)
             if earlier or finish:
-                anchored = ANCHOR_PROVIDER in names
+                anchored = ANCHOR in names
                 for placement in range(done, done + self._more(own, result, earlier, anchored)):
                     few = others if placement < self.plan.baseline else []
                     self._measure_placement(op, [*always, *few], placement, result, watch)
@@ -266,7 +263,7 @@ class Session:
         """Placements of the second stage: what the middle one of the suite's own needs."""
         pilot = earlier or {name: got.samples for name, got in result.providers.items()}
         needs = [
-            sampling.more(self.plan, _logs(pilot[name], pilot.get(CONTROL_PROVIDER, ())))
+            sampling.more(self.plan, _logs(pilot[name], pilot.get(CONTROL, ())))
             for name in own
             if pilot.get(name)
         ]
@@ -285,7 +282,7 @@ class Session:
             name: [*(earlier or {}).get(name, ()), *got.samples]
             for name, got in result.providers.items()
         }
-        control = pool.get(CONTROL_PROVIDER, ())
+        control = pool.get(CONTROL, ())
         for candidate in candidates:
             if not candidate.alive:
                 continue
@@ -301,7 +298,7 @@ class Session:
             )
             candidate.result.reason = f"{reason} {candidate.result.reason}".strip()
         result.telemetry = telemetry.record()
-        suspect = result.providers.get(CONTROL_PROVIDER)
+        suspect = result.providers.get(CONTROL)
         if suspect is not None and suspect.verdict == verdicts.VALID:
             suspect.reason = verdicts.suspicion(
                 {n: p for n, p in pool.items() if result.providers[n].verdict == verdicts.VALID},
@@ -312,7 +309,7 @@ class Session:
         self, name: str, op: Op, workload: Workload, result: WorkloadResult
     ) -> _Candidate:
         outcome = result.providers[name] = ProviderResult()
-        if name == CONTROL_PROVIDER:
+        if name == CONTROL:
             return _Candidate(
                 name,
                 lambda: self._control.variants(result.traffic),
@@ -381,7 +378,7 @@ class Session:
         graphs: dict[str, Graph] = {}
         for i in self._rng.permutation(len(alive)):
             candidate = alive[i]
-            is_control = candidate.name == CONTROL_PROVIDER
+            is_control = candidate.name == CONTROL
             try:
                 if is_control not in fed:
                     fed[is_control] = feed(is_control)

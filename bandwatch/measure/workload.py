@@ -16,6 +16,9 @@ DTYPE_BYTES: Mapping[str, int] = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 FORWARD, BACKWARD = "forward", "backward"
 
+#: Providers of the harness: what a workload is told against, and what links sessions.
+CONTROL, ANCHOR = "control", "anchor"
+
 Tensors = Mapping[str, Any]
 
 
