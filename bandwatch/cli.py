@@ -24,8 +24,10 @@ from rich.progress import Progress
 from rich.table import Table
 
 from . import history
+from .results import merge
 from .results.commits import HistoryError
 from .results.dataset import DEFAULT_DIR, Dataset, DatasetError, Generation, open_dataset
+from .results.merge import MergeError
 
 COMMANDS = "bandwatch.commands"
 
@@ -58,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = args.run(args)
         sys.stdout.flush()
         return code
-    except (DatasetError, HistoryError, history.NotFound) as error:
+    except (DatasetError, HistoryError, MergeError, history.NotFound) as error:
         _say(f"[red]error:[/] {escape(str(error.args[0]))}")
         return 1
     except KeyboardInterrupt:
@@ -124,6 +126,18 @@ def _parser() -> argparse.ArgumentParser:
     incidents.add_argument("id", nargs="?", help="show this one, workload by workload")
     incidents.add_argument("--open", action="store_true", help="only open ones")
 
+    merging = _add(
+        commands,
+        "merge",
+        _merge,
+        "join result folders of shards or several runners, row by row",
+        "  bandwatch merge runner-a/results runner-b/results --into results\n"
+        "  bandwatch merge parts/* --into results --dry-run",
+    )
+    merging.add_argument("sources", nargs="+", type=Path, metavar="SOURCE", help="result folders")
+    merging.add_argument("--into", type=Path, required=True, metavar="RESULTS", help="the folder")
+    merging.add_argument("--dry-run", action="store_true", help="only tell what would be done")
+
     for entry in metadata.entry_points(group=COMMANDS):
         _join(commands, entry)
     return parser
@@ -139,12 +153,13 @@ def _add(
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--dataset",
-        type=Path,
-        default=DEFAULT_DIR,
-        help="folder of the dataset (default: %(default)s)",
-    )
+    if run is not _merge:
+        parser.add_argument(
+            "--dataset",
+            type=Path,
+            default=DEFAULT_DIR,
+            help="folder of the dataset (default: %(default)s)",
+        )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
     return parser
@@ -197,6 +212,22 @@ def _ingest(args: argparse.Namespace) -> int:
         warnings = dataset.sql("SELECT * FROM warnings")
     facts = {"generation": generation.id, "reused": generation.reused}
     _print_json(facts | {"rows": dict(generation.rows), "warnings": _records(warnings)})
+    return 0
+
+
+def _merge(args: argparse.Namespace) -> int:
+    summaries = merge.merge(args.sources, args.into, args.dry_run)
+    if args.json:
+        _print_json([asdict(one) | {"path": str(one.path)} for one in summaries])
+        return 0
+    table = _table("machine", "result", "added", "replaced", "kept", "sessions")
+    for one in summaries:
+        counts = (one.added, one.replaced, one.kept, one.sessions)
+        table.add_row(one.path.parent.name, one.path.name[:8], *map(str, counts))
+        for note in one.notes:
+            _say(escape(f"{one.path.name[:8]}: {note}"))
+    console.print(table)
+    console.print("nothing was written" if args.dry_run else f"joined into {args.into}")
     return 0
 
 
