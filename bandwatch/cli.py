@@ -23,7 +23,7 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from . import history
+from . import history, link, sidecar
 from .results import merge
 from .results.commits import HistoryError
 from .results.dataset import DEFAULT_DIR, Dataset, DatasetError, Generation, open_dataset
@@ -60,7 +60,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = args.run(args)
         sys.stdout.flush()
         return code
-    except (DatasetError, HistoryError, MergeError, history.NotFound) as error:
+    except (
+        DatasetError,
+        HistoryError,
+        MergeError,
+        sidecar.SidecarError,
+        history.NotFound,
+    ) as error:
         _say(f"[red]error:[/] {escape(str(error.args[0]))}")
         return 1
     except KeyboardInterrupt:
@@ -138,6 +144,21 @@ def _parser() -> argparse.ArgumentParser:
     merging.add_argument("--into", type=Path, required=True, metavar="RESULTS", help="the folder")
     merging.add_argument("--dry-run", action="store_true", help="only tell what would be done")
 
+    spreading = _add(
+        commands,
+        "spread",
+        _spread,
+        "how much equal code differs between sessions, as measured and linked",
+        "  bandwatch spread results results/studies",
+    )
+    spreading.add_argument(
+        "folders",
+        nargs="*",
+        type=Path,
+        default=[Path("results"), Path("results/studies")],
+        help="folders of machines' folders with sidecars (default: results and its studies)",
+    )
+
     for entry in metadata.entry_points(group=COMMANDS):
         _join(commands, entry)
     return parser
@@ -153,7 +174,7 @@ def _add(
         epilog=f"examples:\n{examples}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    if run is not _merge:
+    if run not in (_merge, _spread):
         parser.add_argument(
             "--dataset",
             type=Path,
@@ -228,6 +249,29 @@ def _merge(args: argparse.Namespace) -> int:
             _say(escape(f"{one.path.name[:8]}: {note}"))
     console.print(table)
     console.print("nothing was written" if args.dry_run else f"joined into {args.into}")
+    return 0
+
+
+def _spread(args: argparse.Namespace) -> int:
+    paths = sorted({p for folder in args.folders for p in folder.glob(f"*/*{sidecar.SUFFIX}")})
+    rows = link.spread(link.observations(map(sidecar.read, paths)))
+    if args.json:
+        _print_json([asdict(row) for row in rows])
+        return 0
+    if not rows:
+        _say("no code was measured in two sessions: nothing can be compared")
+        return 0
+    table = _table("gpu", "card", "sessions", "codes", "raw", "linked")
+    for row in rows:
+        counts = (str(row.sessions), str(row.codes))
+        spreads = (f"{row.raw:.2%}", f"{row.linked:.2%}")
+        table.add_row(row.gpu, row.card or "all", *counts, *spreads)
+    console.print(table)
+    console.print("standard deviations of log(time / control's time) of equal code")
+    for gpu in sorted({row.gpu for row in rows}):
+        cards = [row for row in rows if row.gpu == gpu and row.card]
+        if len(cards) < 3:
+            console.print(f"{gpu}: only {len(cards)} cards so far; how cards differ needs more")
     return 0
 
 
