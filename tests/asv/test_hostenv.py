@@ -180,6 +180,29 @@ def test_bad_settings_are_named(toy, settings, message):
     assert message in done.stdout
 
 
+ONE_ROW = ("-b", TIME + r"\('bfloat16', '32768x256', 'membound'\)")
+
+
+def test_continuous_tells_a_slower_commit(toy):
+    fast = toy.commit("return 1e-3")
+    slow = toy.commit("return 2e-3")
+    done = toy.asv(
+        "continuous", fast, slow, "--machine", "toy", "--factor", "1.05", *ONE_ROW, check=False
+    )
+    assert done.returncode == 1, done.stdout
+    assert "2.00" in done.stdout and "PERFORMANCE DECREASED" in done.stdout
+
+
+def test_find_names_the_commit_that_made_it_slower(toy):
+    first = toy.commit("return 1e-3")
+    toy.commit("return 1e-3  # still")
+    culprit = toy.commit("return 2e-3")
+    last = toy.commit("return 2e-3  # still")
+    name = TIME + r"\('bfloat16', '32768x256', 'membound'\)"
+    done = toy.asv("find", f"{first}..{last}", name, "--machine", "toy")
+    assert f"Greatest regression found: {culprit[:8]}" in done.stdout
+
+
 def test_killing_asv_ends_its_worker(toy):
     toy.commit("return time.sleep(60) or 1e-3")
     command = [toy.python, "-m", "asv", "run", "HEAD^!", "--machine", "toy", "-b", TIME]
