@@ -53,8 +53,8 @@ def timed_lines(points: pd.DataFrame, metric: Metric) -> pd.DataFrame:
         panel=frame["shape"],
         line=frame["provider"],
         value=frame[metric.name],
-        low=frame[metric.low],
-        high=frame[metric.high],
+        low=frame[metric.low] if metric.low else math.nan,
+        high=frame[metric.high] if metric.high else math.nan,
         note=[_conditions(row) for row in frame[list(_CONDITIONS)].to_dict("records")],
     )[list(LINE_COLUMNS)].dropna(subset="value")
 

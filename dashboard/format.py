@@ -140,7 +140,7 @@ TIMED = {
         Metric(
             "utilisation",
             "Utilisation",
-            "Utilisation (% of copy control)",
+            "Utilisation (% of control)",
             "%",
             scale=100,
             higher_is_better=True,
@@ -166,6 +166,13 @@ TIMED = {
             scale=1e6,
             low="seconds_low",
             high="seconds_high",
+        ),
+        Metric(
+            "call_seconds",
+            "Call time",
+            "Time of a call from Python, host and GPU (µs)",
+            "µs",
+            scale=1e6,
         ),
         Metric(
             "speedup",

@@ -165,6 +165,7 @@ class Synthetic:
             "bytes_per_second": moved / seconds,
             "peak_share": moved / seconds / 4.8e12,
             "samples": 12,
+            "call_seconds": seconds + 6e-6,
             "verdict": "throttled" if invalid else "valid",
             "reason": reason if invalid else "",
             "card": "0a1b2c3d",

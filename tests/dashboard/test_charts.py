@@ -135,6 +135,7 @@ def test_every_metric_is_drawn_in_its_axis_unit(opened, name):
         "utilisation": 100,
         "bytes_per_second": 4200,
         "seconds": 2 * 4096 * 4096 * 2 / 4.2e12 * 1e6,
+        "call_seconds": 2 * 4096 * 4096 * 2 / 4.2e12 * 1e6 + 6,
         "speedup": 1 / 0.55,
     }[name]
     assert line.y[0] == pytest.approx(expected, rel=0.01)

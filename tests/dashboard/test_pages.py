@@ -226,6 +226,13 @@ def test_static_metrics_are_drawn_without_intervals(open_page, dataset):
     assert len(app.get("plotly_chart")) == 1
 
 
+def test_call_times_are_drawn_apart_from_gpu_times(open_page, dataset):
+    app = open_page(dataset, "history", metric="Call time")
+    (chart,) = app.get("plotly_chart")
+    assert "Time of a call from Python, host and GPU" in chart.proto.alt
+    assert "Time of a call" not in open_page(dataset, "history").get("plotly_chart")[0].proto.alt
+
+
 @pytest.mark.parametrize(
     ("page", "params"),
     [
