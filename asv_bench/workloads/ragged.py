@@ -6,6 +6,7 @@ long, and every thirteenth is empty.
 
 from __future__ import annotations
 
+import functools
 import random
 from functools import partial
 from typing import Any
@@ -111,13 +112,24 @@ def _op(suite: Any, name: str, **described: Any) -> Op:
     )
 
 
-def _lengths(workload: Workload) -> list[int]:
-    rows, longest = workload.shape
+def _lengths(workload: Workload) -> tuple[int, ...]:
+    return _drawn(*workload.shape)
+
+
+@functools.cache
+def _drawn(rows: int, longest: int) -> tuple[int, ...]:
+    """Kept, because a session makes a workload's inputs dozens of times."""
     draw = random.Random(rows * longest)
     lengths = [round(longest * 100 ** -draw.random()) for _ in range(rows)]
     lengths[0] = longest
     lengths[5::13] = [0] * len(lengths[5::13])
-    return lengths
+    return tuple(lengths)
+
+
+@functools.cache
+def _targets(lengths: tuple[int, ...]) -> tuple[int, ...]:
+    draw = random.Random(1)
+    return tuple(draw.randrange(length) if length else IGNORED for length in lengths)
 
 
 def _make_inputs(name: str, workload: Workload, device: Any, generator: Any) -> Tensors:
@@ -131,8 +143,7 @@ def _make_inputs(name: str, workload: Workload, device: Any, generator: Any) -> 
         "ends": ends.to(dtype).to(device),
     }
     if name == "ragged_cross_entropy":
-        draw = random.Random(1)
-        target = [draw.randrange(length) if length else IGNORED for length in lengths]
+        target = list(_targets(lengths))
         target[4::7] = [IGNORED] * len(target[4::7])
         inputs["target"] = torch.tensor(target).to(device)
     return inputs
