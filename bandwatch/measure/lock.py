@@ -25,10 +25,8 @@ def exclusive(uuid: str, wait: float = 0.0) -> Iterator[None]:
     """
     name = f"bandwatch-gpu-{hashlib.sha256(uuid.encode()).hexdigest()[:12]}.lock"
     path = Path(tempfile.gettempdir()) / name
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    handle = _open(path)
     try:
-        with contextlib.suppress(PermissionError):  # another user's file, open to all already
-            os.chmod(path, 0o666)
         deadline = time.monotonic() + wait
         while True:
             try:
@@ -49,3 +47,17 @@ def exclusive(uuid: str, wait: float = 0.0) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def _open(path: Path) -> int:
+    """Open the lock file, or make it with access for all users."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    while True:
+        # Not O_CREAT alone: in a sticky folder such as /tmp, Linux refuses that for a file of
+        # another user, whatever its mode (fs.protected_regular).
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(path, flags)
+        with contextlib.suppress(FileExistsError):
+            handle = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+            os.fchmod(handle, 0o666)  # whatever the umask
+            return handle

@@ -80,3 +80,24 @@ def test_every_user_may_lock(holder, tmp_path):
         pass
     (path,) = tmp_path.glob("bandwatch-gpu-*.lock")
     assert os.stat(path).st_mode & 0o777 == 0o666
+
+
+def test_a_lock_file_of_another_user_is_opened(holder, monkeypatch):
+    """As Linux with fs.protected_regular has it: O_CREAT on another's file in /tmp is refused."""
+    with exclusive("GPU-1"):
+        pass
+    real = os.open
+
+    def protected(path, flags, *mode):
+        if flags & os.O_CREAT and not flags & os.O_EXCL and os.path.exists(path):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, flags, *mode)
+
+    def refused(*_):
+        raise PermissionError(1, "Operation not permitted")  # only an owner may
+
+    monkeypatch.setattr(os, "open", protected)
+    monkeypatch.setattr(os, "chmod", refused)
+    monkeypatch.setattr(os, "fchmod", refused)
+    with exclusive("GPU-1"), pytest.raises(GpuBusy), exclusive("GPU-1"):
+        pass
