@@ -243,10 +243,11 @@ def _merge(args: argparse.Namespace) -> int:
         return 0
     table = _table("machine", "result", "added", "replaced", "kept", "sessions")
     for one in summaries:
+        label = one.path.stem.partition("-")[0]  # the commit, or "benchmarks"
         counts = (one.added, one.replaced, one.kept, one.sessions)
-        table.add_row(one.path.parent.name, one.path.name[:8], *map(str, counts))
+        table.add_row(one.path.parent.name, label, *map(str, counts))
         for note in one.notes:
-            _say(escape(f"{one.path.name[:8]}: {note}"))
+            _say(escape(f"{label}: {note}"))
     console.print(table)
     console.print("nothing was written" if args.dry_run else f"joined into {args.into}")
     return 0

@@ -5,6 +5,8 @@ import itertools
 import json
 import math
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -116,6 +118,37 @@ def test_asv_reads_what_was_joined(parts, tmp_path):
     assert any(name.endswith("track_time") for name in loaded.get_all_result_keys())
 
 
+def test_asv_compares_what_was_joined_as_it_does_the_whole(original, parts, tmp_path):
+    pytest.importorskip("asv")
+    repository, commits = str(tmp_path / "repository"), []
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", repository]
+    subprocess.run(["git", "init", "-q", "-b", "main", repository], check=True)
+    for message in ("before", "after"):
+        subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", message], check=True)
+        head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True)
+        commits.append(head.stdout.decode().strip())
+    for folder in (original, *parts):  # the recorded commit under the names of both
+        (path,) = asv_files.result_paths(folder)
+        document = json.loads(path.read_text())
+        for commit in commits:
+            renamed = path.with_name(path.name.replace("15f0a34c", commit[:8]))
+            renamed.write_text(json.dumps(document | {"commit_hash": commit}))
+        path.unlink()
+    merge(parts, tmp_path / "joined")
+
+    def compared(results):
+        settings = {"version": 1, "project": "p", "repo": repository, "branches": ["main"]}
+        config = tmp_path / "asv.conf.json"
+        config.write_text(json.dumps(settings | {"results_dir": str(results)}))
+        command = [sys.executable, "-m", "asv", "--config", str(config), "compare", *commits]
+        done = subprocess.run([*command, "--machine", "h200"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return sorted(done.stdout.splitlines())
+
+    assert compared(tmp_path / "joined") == compared(original)
+    assert any("BiasAct.track_time" in line for line in compared(original))
+
+
 def alter(folder, change):
     (path,) = asv_files.result_paths(folder)
     document = json.loads(path.read_text())
@@ -130,6 +163,17 @@ def cell(folder, name, column):
 
 
 TIME = "bench_bias_act.BiasAct.track_time"
+
+
+def set_cell(folder, column, value):
+    def change(document):
+        document["results"][TIME][document["result_columns"].index(column)] = value
+
+    alter(folder, change)
+
+
+def measured(folder):
+    return {v for v in cell(folder, TIME, "result") if v is not None and not math.isnan(v)}
 
 
 def shifted(original, target, later, value):
@@ -179,6 +223,48 @@ def test_versions_are_not_mixed(original, tmp_path):
     assert any("gave way to version 2" in note for note in summary.notes)
 
 
+def test_of_versions_the_higher_stays_not_the_later(original, tmp_path):
+    old = shifted(original, tmp_path / "old", 9000, 2.0)
+    new = shifted(original, tmp_path / "new", 0, 10.0)
+    for folder, version in ((old, "9"), (new, "10")):
+        set_cell(folder, "version", version)
+        path = folder / "benchmarks.json"
+        benchmarks = json.loads(path.read_text())
+        benchmarks[TIME]["version"] = version
+        path.write_text(json.dumps(benchmarks))
+    summaries = merge([old, new], tmp_path / "joined")
+    assert cell(tmp_path / "joined", TIME, "version") == "10"
+    assert measured(tmp_path / "joined") == {10.0}
+    described = json.loads((tmp_path / "joined" / "benchmarks.json").read_text())
+    assert described[TIME]["version"] == "10"
+    assert any("not as in" in note for one in summaries for note in one.notes)
+
+
+def test_a_version_that_measured_nothing_replaces_nothing(original, tmp_path):
+    other = shifted(original, tmp_path / "other", 1000, math.nan)
+    set_cell(other, "version", "9")
+    merge([original, other], tmp_path / "joined")
+    assert rows(tmp_path / "joined") == rows(original)
+
+
+def test_a_run_that_measured_nothing_makes_nothing_newer(original, tmp_path):
+    """Else the measurement made between the two would be taken for the older."""
+    nothing = shifted(original, tmp_path / "nothing", 5000, math.nan)
+    between = shifted(original, tmp_path / "between", 3000, 3.0)
+    for folder in (original, nothing, between):
+        merge([folder], tmp_path / "joined")
+    assert measured(tmp_path / "joined") == {3.0}
+
+
+def test_the_older_of_two_measurements_is_named(original, tmp_path):
+    newer = shifted(original, tmp_path / "newer", 1000, 7.0)
+    (summary,) = merge([newer, original], tmp_path / "joined")
+    assert measured(tmp_path / "joined") == {7.0}
+    (note,) = summary.notes
+    count = sum(r[0] == "ok" for key, r in rows(original).items() if key[0] == TIME)
+    assert note.startswith(f"{TIME}: {count} older rows of {original}")
+
+
 def test_parameters_are_matched_by_value(original, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(original, other)
@@ -225,6 +311,16 @@ def test_a_damaged_file_is_named_and_nothing_is_written(original, parts, tmp_pat
     assert not (tmp_path / "joined").exists()
 
 
+@pytest.mark.parametrize(("column", "value"), [("result", [1.0]), ("params", 5)])
+def test_a_damaged_row_is_named_and_nothing_is_written(original, tmp_path, column, value):
+    other = tmp_path / "other"
+    shutil.copytree(original, other)
+    set_cell(other, column, value)
+    with pytest.raises(MergeError, match=rf"other/.* is damaged \({TIME}"):
+        merge([original, other], tmp_path / "joined")
+    assert not (tmp_path / "joined").exists()
+
+
 def test_folders_that_cannot_be_joined_are_named(original, tmp_path):
     with pytest.raises(MergeError, match="lie in one another"):
         merge([original], original)
@@ -246,6 +342,47 @@ def test_one_session_under_two_contents_is_refused(original, tmp_path):
     path.write_text("\n".join(lines) + "\n")
     with pytest.raises(MergeError, match="differ and are both session"):
         merge([original, other], tmp_path / "joined")
+
+
+def sessions(folder):
+    return {p.name: sidecar.read(p).session["session"] for p in folder.glob(f"*/*{sidecar.SUFFIX}")}
+
+
+def named(folder, identity):
+    """Give the only session its own name; returns the plain name and this one."""
+    (path,) = folder.glob(f"*/*{sidecar.SUFFIX}")
+    own = path.name.replace(sidecar.SUFFIX, f".{identity}{sidecar.SUFFIX}")
+    path.rename(path.with_name(own))
+    return path.name, own
+
+
+def test_a_session_is_once_in_the_target_whatever_its_name(original, tmp_path):
+    shutil.copytree(original, tmp_path / "joined")
+    ((_, identity),) = sessions(original).items()
+    plain, _ = named(tmp_path / "joined", identity)
+    merge([original], tmp_path / "joined")
+    assert sessions(tmp_path / "joined") == {plain: identity}
+
+
+def test_sessions_without_a_result_are_kept_as_they_are(original, tmp_path):
+    ((_, identity),) = sessions(original).items()
+    _, own = named(original, identity)
+    (path,) = asv_files.result_paths(original)
+    path.unlink()
+    merge([original], tmp_path / "joined")
+    assert sessions(tmp_path / "joined") == {own: identity}
+
+
+def test_an_environment_that_begins_like_another_keeps_its_sessions(original, tmp_path):
+    (path,) = asv_files.result_paths(original)
+    (session,) = original.glob(f"*/*{sidecar.SUFFIX}")
+    session.rename(path.with_name(f"15f0a34c-torch2.11.0{sidecar.SUFFIX}"))
+    for env in ("torch2.11", "torch2.11.0"):
+        text = json.dumps(json.loads(path.read_text()) | {"env_name": env})
+        path.with_name(f"15f0a34c-{env}.json").write_text(text)
+    path.unlink()
+    merge([original], tmp_path / "joined")
+    assert list(sessions(tmp_path / "joined")) == [f"15f0a34c-torch2.11.0{sidecar.SUFFIX}"]
 
 
 def test_others_results_join_too(tmp_path):
