@@ -360,7 +360,7 @@ def _benchmarks(folders: Sequence[Path], summary: Summary) -> dict[Path, str]:
             joined[name], where[name] = benchmark, path
     if not joined or (summary.path.exists() and _read(summary.path) == joined):
         return {}
-    text = json.dumps(dict(sorted(joined.items())), indent=4, sort_keys=True) + "\n"
+    text = json.dumps(dict(sorted(joined.items())), indent=4, sort_keys=True)  # as asv writes it
     return {summary.path: text}
 
 
