@@ -1,10 +1,13 @@
 """A machine without a GPU: static facts are recorded, GPU rows are n/a, asv ends with 0."""
 
+import json
 import math
 import shutil
 from pathlib import Path
 
 import pytest
+
+from asv_bench.providers import PROVIDERS
 
 ROOT = Path(__file__).parents[2]
 TIME = "bench_softmax.Softmax.track_time"
@@ -47,7 +50,7 @@ def test_static_facts_are_recorded_and_gpu_rows_are_not_available(no_gpu):
 
     assert "no CUDA device is visible" in done.stdout or "without CUDA" in done.stdout
     gpu_rows = no_gpu.rows(commit, TIME)
-    assert len(gpu_rows) == 3 * 8 * 3
+    assert len(gpu_rows) == 3 * 8 * len(PROVIDERS)
     assert all(math.isnan(value) for value in gpu_rows.values())
     registers = no_gpu.rows(commit, "bench_static.Softmax.track_registers")
     assert set(registers.values()) == {32}
@@ -70,3 +73,18 @@ def test_without_a_compiler_static_rows_are_not_available(no_gpu):
     assert "cutlass_that_is_not_here" in done.stdout
     values = no_gpu.rows(commit, "bench_static.Softmax.track_spills").values()
     assert all(math.isnan(value) for value in values)
+
+
+def test_two_runs_give_the_same_file_but_for_the_times(no_gpu):
+    commit = no_gpu.commit_compiled()
+
+    def recorded():
+        no_gpu.run("HEAD~1..HEAD", "-b", r"bench_static\.Softmax\.track_")
+        data = json.loads(no_gpu.result_file(commit).read_text())
+        names = data["result_columns"]
+        for row in data["results"].values():
+            for name in ("started_at", "duration"):
+                row[names.index(name)] = None
+        return {key: value for key, value in data.items() if key != "durations"}
+
+    assert recorded() == recorded()
