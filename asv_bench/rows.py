@@ -28,6 +28,7 @@ from bandwatch import sidecar
 # Settles which kernels eager uses, so before anything that imports torch.
 from bandwatch.measure import environment, shards
 from bandwatch.measure.known import Known
+from bandwatch.measure.lock import GpuBusy
 from bandwatch.measure.workload import ANCHOR, CONTROL, Op, Workload
 
 from . import providers, workloads
@@ -272,14 +273,29 @@ class Unfinished:
         self._path.write_text("".join(json.dumps(note) + "\n" for note in self._notes))
 
 
-@functools.cache
 def timings() -> Timings:
-    """This process's :class:`Timings`; NotImplementedError where there is no usable GPU."""
+    """This process's :class:`Timings`.
+
+    Raises NotImplementedError where there is no usable GPU, GpuBusy where somebody else measures
+    on it.
+    """
+    found = _timings()
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+@functools.cache
+def _timings() -> Timings | Exception:
+    """Once a process, also what goes wrong: hundreds of rows would each wait for a busy GPU."""
     reason = environment.unavailable()
     if reason is not None:
-        raise NotImplementedError(reason)
+        return NotImplementedError(reason)
     compile_all()
-    return Timings()
+    try:
+        return Timings()
+    except GpuBusy as error:
+        return error
 
 
 class _Rows:

@@ -85,11 +85,28 @@ def _detect(name: str, rows: Sequence[Row], metric: Metric) -> list[Change]:
 def _series(name: str, rows: Sequence[Row], metric: Metric) -> Series:
     """One point per commit of the main line; side branches are never segmented with it."""
     main = [row for row in rows if row["placement"] == "main"]
+    if metric.name == UTILISATION.name:
+        main = _against_one_control(main)
     points = []
     for position, sessions in itertools.groupby(main, key=lambda row: row["position"]):
         points.append((position, *_combined(list(sessions), metric.name)))
     positions, values, lows, highs, valid, code = zip(*points, strict=True) if points else [()] * 6
     return Series(name, positions, values, lows, highs, valid, code)
+
+
+def _against_one_control(rows: Sequence[Row]) -> list[Row]:
+    """Rows whose utilisation is unknown where it was told by another control than the newest's."""
+    controls = [control for row in rows if (control := _control(row)) is not None]
+    newest = controls[-1] if controls else None
+    return [
+        row if _control(row) in (None, newest) else {**row, "utilisation": None} for row in rows
+    ]
+
+
+def _control(row: Row) -> str | None:
+    """The version of the control; None where the session told none."""
+    parts = (row.get("toolchain") or "").split(", ")
+    return next((part for part in parts if part.startswith("control ")), None)
 
 
 def _combined(rows: Sequence[Row], column: str) -> tuple[float, float, float, bool, str | None]:

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 from asv_bench import rows  # noqa: E402
 from bandwatch import sidecar  # noqa: E402
 from bandwatch.measure import session  # noqa: E402
+from bandwatch.measure.lock import GpuBusy  # noqa: E402
 from bandwatch.measure.sampling import Plan  # noqa: E402
 from bandwatch.measure.workload import Workload  # noqa: E402
 from tests.measure.stand_ins import CloneControl, SimulatedDevice, right, softmax_op  # noqa: E402
@@ -182,6 +183,26 @@ def test_a_second_round_goes_on_from_the_first(spool, monkeypatch):
     assert [process for process, _, _ in first] == [3] * Plan().pilot
     assert [process for process, _, _ in second] == [4] * len(second)
     assert Plan().least <= len(second) <= Plan().most
+
+
+def test_a_busy_gpu_is_waited_for_once(monkeypatch, spool):
+    waited = []
+
+    def busy(*args, **kwargs):
+        waited.append(1)
+        raise GpuBusy("the GPU is being measured on by process 1")
+
+    monkeypatch.setattr(session, "Session", busy)
+    monkeypatch.setattr(rows.environment, "unavailable", lambda: None)
+    monkeypatch.setattr(rows, "compile_all", lambda: None)
+    rows._timings.cache_clear()
+    try:
+        for _ in range(3):
+            with pytest.raises(GpuBusy, match="process 1"):
+                rows.timings()
+    finally:
+        rows._timings.cache_clear()
+    assert len(waited) == 1
 
 
 def test_a_run_leaves_out_what_it_was_not_asked_for(spool, monkeypatch):
