@@ -34,8 +34,8 @@ class Plan:
 
     pilot: int = 4
     least: int = 2
-    most: int = 8
-    target: float = 0.003
+    most: int = 6
+    target: float = 0.004
     baseline: int = 2
     blocks: int = 5
     calls: bool = True

@@ -127,6 +127,7 @@ def test_equal_work_of_another_commit_is_shared_each_sample_once(
         (None, None),  # unknown work
         ("aa" * 32, ("environment", {"gpu": "another"})),
         ("aa" * 32, ("harness", {"control": "another/2"})),
+        ("aa" * 32, ("harness", {"placements": 100})),  # what is known is too little
         ("aa" * 32, "same commit"),
         ("aa" * 32, "fresh"),
     ],

@@ -383,7 +383,7 @@ def test_set_count_exceeds_three_l2_and_stays_bounded():
         assert set_count(traffic, l2) * traffic >= 3 * l2
 
 
-STEADY = Plan(pilot=4, least=0, most=8, baseline=2)
+STEADY = Plan(pilot=4, least=0, most=8, target=0.003, baseline=2)
 
 
 class Unsteady:
