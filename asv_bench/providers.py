@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 # Settles which kernels eager uses, so before anything that imports torch.
 from bandwatch.measure import backward, environment, shards
-from bandwatch.measure.workload import BACKWARD, Op, Tensors, Workload
+from bandwatch.measure.workload import BACKWARD, DTYPE_BYTES, Op, Tensors, Workload
 
 from . import workloads
 from .workloads.cross_entropy import IGNORED
@@ -87,6 +87,7 @@ class Library:
     """A package's functions by the operation, each with the options that it takes besides defaults.
 
     ``forward_only`` names operations whose gradient cannot be timed by repetition, and why.
+    ``unable`` says why the library cannot do a workload, or nothing.
     """
 
     def __init__(
@@ -95,9 +96,10 @@ class Library:
         package: str,
         functions: Mapping[str, tuple[Run, Mapping[str, tuple[str, ...]]]],
         forward_only: Mapping[str, str],
+        unable: Callable[[Workload], str] = lambda workload: "",
     ) -> None:
         self.name, self.package = name, package
-        self.functions, self._forward_only = functions, forward_only
+        self.functions, self._forward_only, self._unable = functions, forward_only, unable
 
     def bind(self, op: Op) -> Run | None:
         """The function of that operation, if the library has one."""
@@ -117,6 +119,8 @@ class Library:
                 raise NotImplementedError(f"{self.name} has no {op.name} with {option}={value}")
         if workload.direction == BACKWARD and op.name in self._forward_only:
             raise NotImplementedError(f"{self.name}: {self._forward_only[op.name]}")
+        if reason := self._unable(workload):
+            raise NotImplementedError(f"{self.name}: {reason}")
         try:
             return function(inputs, workload)
         except ModuleNotFoundError as error:
@@ -127,6 +131,15 @@ class Library:
 
 def _quack(module: str, name: str) -> Any:
     return getattr(importlib.import_module(f"quack.{module}"), name)
+
+
+def _quack_unable(workload: Workload) -> str:
+    columns = workload.shape[-1]
+    if columns * DTYPE_BYTES[workload.dtype] % 16:
+        return "rows must be whole vectors of 16 bytes"
+    if workload.op == "topk" and (columns > 4096 or columns & (columns - 1)):
+        return "topk takes powers of two up to 4096"
+    return ""
 
 
 def _quack_softmax(inputs: Tensors, workload: Workload) -> Any:
@@ -246,6 +259,7 @@ QUACK = Library(
         "topk": (_quack_topk, {"k": ("16", "32", "64", "128"), "softmax": ("yes",)}),
     },
     forward_only={"layer_norm": "its layer_norm has no gradient"},
+    unable=_quack_unable,
 )
 
 LIGER = Library(

@@ -127,6 +127,22 @@ def test_options_and_gradients_that_a_library_lacks_are_named():
         providers.LIGER.bind(op)(inputs, gradient)
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("softmax", (8, 1001), "whole vectors of 16 bytes"),
+        ("cross_entropy", (8, 50_257), "whole vectors of 16 bytes"),
+        ("topk", (8, 8192), "powers of two up to 4096"),
+        ("topk", (8, 96), "powers of two up to 4096"),
+    ],
+)
+def test_shapes_that_quack_cannot_do_are_not_available(name, shape, message):
+    op = workloads.describe(name)
+    workload = op.workload("bfloat16", shape)
+    with pytest.raises(NotImplementedError, match=message):
+        providers.QUACK.bind(op)(op.make_inputs(workload, "meta", None), workload)
+
+
 def test_another_missing_package_is_an_error_of_its_own(monkeypatch):
     def absent(name):
         raise ModuleNotFoundError("No module named 'triton'", name="triton")
