@@ -54,6 +54,8 @@ def _draw_timed(
     lines = charts.timed_lines(drawn, metric)
     colors = theme.line_colors(choices["providers"], markup.is_dark())
     changes = data.ask(history.changes, dataset, **place, gpu=gpu)
+    if metric.name == "call_seconds":
+        changes = changes.iloc[:0]  # they are of GPU time
     _draw(dataset, lines, changes, metric, colors, choices["shapes"], over, scale)
     better = "Higher" if metric.higher_is_better else "Lower"
     st.caption(
