@@ -364,7 +364,10 @@ class Measurer:
         self._answers = os.fdopen(answers)
         facts = self._answer(START_SECONDS)
         if facts is None:
-            raise BackfillError("the measuring process ended at its start; it says why above")
+            raise BackfillError(
+                "the measuring process ended at its start and says why above; without a GPU, "
+                "--prepare compiles only"
+            )
         started = datetime.now(UTC)
         self._header = {
             "session": f"{started:%Y%m%dT%H%M%SZ}-{os.urandom(4).hex()}",
