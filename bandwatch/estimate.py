@@ -34,7 +34,8 @@ class Estimate:
 
 def seconds(samples: Iterable[Sample]) -> Estimate:
     """Geometric mean of the sample times, in seconds; one sample is one placement."""
-    return of_logs(list(_log_by_placement(samples).values()))
+    logs = _log_by_placement(samples)
+    return of_logs(list(logs.values()), [process for process, _ in logs])
 
 
 def log_ratio(a_samples: Iterable[Sample], b_samples: Iterable[Sample]) -> Estimate:
@@ -44,7 +45,8 @@ def log_ratio(a_samples: Iterable[Sample], b_samples: Iterable[Sample]) -> Estim
     pairs.
     """
     a, b = _log_by_placement(a_samples), _log_by_placement(b_samples)
-    return of_logs([a[key] - b[key] for key in sorted(a.keys() & b.keys())])
+    pairs = sorted(a.keys() & b.keys())
+    return of_logs([a[key] - b[key] for key in pairs], [process for process, _ in pairs])
 
 
 def _log_by_placement(samples: Iterable[Sample]) -> dict[tuple[int, int], float]:
@@ -62,14 +64,31 @@ def _log_by_placement(samples: Iterable[Sample]) -> dict[tuple[int, int], float]
     return logs
 
 
-def of_logs(logs: Sequence[float]) -> Estimate:
-    """The geometric mean behind ``logs``, natural logarithms of independent samples."""
+def of_logs(logs: Sequence[float], processes: Sequence[int] = ()) -> Estimate:
+    """The geometric mean behind ``logs``, natural logarithms of placements.
+
+    ``processes`` tells where each is from. Where several processes differ by more than their
+    placements explain, how they differ is the error: below 30 µs a process has an effect of its
+    own, and placements of one are then no independent samples.
+    """
     n = len(logs)
     if n == 0:
         return Estimate(float("nan"), float("nan"), float("nan"), 0)
     mean = float(np.mean(logs))
     if n == 1:
         return Estimate(float(np.exp(mean)), float("nan"), float("nan"), 1)
-    error = float(np.std(logs, ddof=1)) / n**0.5
+    error = max(float(np.std(logs, ddof=1)) / n**0.5, _between(logs, processes))
     half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * error
     return Estimate(float(np.exp(mean)), float(np.exp(mean - half)), float(np.exp(mean + half)), n)
+
+
+def _between(logs: Sequence[float], processes: Sequence[int]) -> float:
+    """The standard error of the mean that the means of the processes show."""
+    groups: dict[int, list[float]] = {}
+    for log, process in zip(logs, processes, strict=bool(processes)):
+        groups.setdefault(process, []).append(log)
+    if len(groups) < 2:
+        return 0.0
+    weights = np.array([len(group) for group in groups.values()]) / len(logs)
+    spread = float(np.std([float(np.mean(group)) for group in groups.values()], ddof=1))
+    return spread * float(np.sqrt((weights**2).sum()))
