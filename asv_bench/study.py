@@ -34,6 +34,8 @@ from . import workloads
 
 #: Placements of a process, about as many as a session takes: plans are tried on parts of them.
 PLACEMENTS = 8
+#: Fewer processes of a workload tell nothing.
+LEAST_PROCESSES = 4
 #: From this time on the bars of long workloads hold.
 LONG_SECONDS = 30e-6
 
@@ -105,8 +107,9 @@ def analyse(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A row a workload and card, over its processes; standard deviations are of log ratios.
 
     Attributes of a row: ``seconds``; ``process``, ``placement`` and ``replay``, the components of
-    the variance; ``reported``, of what a session of two processes would have told; ``covered``,
-    how often the 95 % interval of a session in one process held the mean of the other processes.
+    the variance; ``reported``, of what sessions of two processes would have told; ``covered``, how
+    often the 95 % interval of such a session held the mean of the other processes. A workload
+    needs four processes.
     """
     groups: dict[tuple[str, str], list[np.ndarray]] = {}
     seconds: dict[tuple[str, str], list[float]] = {}
@@ -118,24 +121,21 @@ def analyse(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         replays.setdefault(group, []).extend(line["replays"])
     rows = []
     for group, logs in groups.items():
+        if len(logs) < LEAST_PROCESSES:
+            continue
         means = np.array([one.mean() for one in logs])
         within = float(np.mean([one.var(ddof=1) for one in logs]))
         between = float(means.var(ddof=1)) - within / len(logs[0])
-        plan = Plan()
-        sessions = [_session(one, plan) for one in logs]
-        # Two processes of a session: one's pilot, and what the other adds to it.
-        pairs = [
-            np.concatenate([a[: plan.pilot], b[: more(plan, a[: plan.pilot])]])
-            for a, b in zip(logs[::2], logs[1::2], strict=False)
-        ]
+        sessions = [_session(one, other) for one, other in zip(logs, _turned(logs), strict=True)]
         covered = []
-        for i, session in enumerate(sessions):
-            others = np.delete(means, i)
+        for i, (session, processes) in enumerate(sessions):
+            others = np.delete(means, [i, (i + 1) % len(means)])
             truth, error = others.mean(), others.std(ddof=1) / len(others) ** 0.5
-            told = estimate.of_logs(list(session))
+            told = estimate.of_logs(session, processes)
             half = math.log(told.high / told.low) / 2
             # the truth is known to ``error`` only
             covered.append(abs(math.log(told.value) - truth) <= math.hypot(half, 2 * error))
+        reported = [statistics.fmean(session) for session, _ in sessions]
         rows.append(
             {
                 "card": group[0],
@@ -145,8 +145,8 @@ def analyse(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "process": max(0.0, between) ** 0.5,
                 "placement": within**0.5,
                 "replay": float(np.sqrt(np.mean(np.square(replays[group])))),
-                "reported": float(np.std([one.mean() for one in pairs], ddof=1)),
-                "placements": statistics.mean(len(one) for one in pairs),
+                "reported": statistics.stdev(reported),
+                "placements": statistics.fmean(len(session) for session, _ in sessions),
                 "intervals": len(covered),
                 "covered": sum(covered),
             }
@@ -154,16 +154,28 @@ def analyse(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def _session(logs: np.ndarray, plan: Plan) -> np.ndarray:
-    """What a session would have measured: the pilot, and as many more as it asks for."""
-    return logs[: plan.pilot + more(plan, logs[: plan.pilot])]
+def _session(first: np.ndarray, second: np.ndarray) -> tuple[list[float], list[int]]:
+    """What a session of two processes would have measured, and the process of each placement.
+
+    The pilot of one, and as many placements of the other as the pilot asks for.
+    """
+    plan = Plan()
+    pilot = list(first[: plan.pilot])
+    added = list(second[: more(plan, pilot)])
+    return [*pilot, *added], [0] * len(pilot) + [1] * len(added)
+
+
+def _turned(logs: list[np.ndarray]) -> list[np.ndarray]:
+    """Each process's successor, so that every process is a pilot once and adds once."""
+    return [*logs[1:], logs[0]]
 
 
 def show(files: Sequence[Path]) -> None:
     """Print the figures; ends the program where the files hold nothing."""
     rows = analyse([json.loads(line) for file in files for line in file.open()])
     if not rows:
-        sys.exit(f"nothing was measured in {', '.join(map(str, files))}")
+        names = ", ".join(map(str, files))
+        sys.exit(f"{names}: no workload was measured in {LEAST_PROCESSES} processes")
     table = Table(title="Noise of log(time / control's time): standard deviations in percent")
     for name in ("workload", "µs", "process", "placement", "replay", "reported", "covered"):
         table.add_column(name, justify="left" if name == "workload" else "right")
