@@ -120,6 +120,13 @@ _DIED = {
 }
 
 
+_NOT_MEASURED = {
+    "verdict": "not available",
+    "reason": "the session that this is shared with, or linked to, did not measure it",
+    "samples": [],
+}
+
+
 class Timings:
     """The GPU session of this process and the answers it still owes."""
 
@@ -180,7 +187,8 @@ class Timings:
                 self._sidecar.append(
                     self._session.shared(op, workload, digest, found.session, found.commit)
                 )
-                return found.part(self._round, self._rounds)
+                lacking = dict.fromkeys((*op.providers, CONTROL), _NOT_MEASURED)
+                return lacking | found.part(self._round, self._rounds)
         return None
 
     def _measured(
@@ -211,8 +219,7 @@ class Timings:
         control = record["providers"].get(CONTROL, {}).get("samples", ())
         for name in known:
             linked = self._known.baseline(workload.key, name, control)
-            if linked is not None:
-                record["providers"][name] = linked
+            record["providers"][name] = linked or _NOT_MEASURED
         self._sidecar.append(record)
         return record["providers"]
 

@@ -120,6 +120,19 @@ def test_equal_work_of_another_commit_is_shared_each_sample_once(
     assert line["providers"] == {} and line["digest"] == "aa" * 32
 
 
+def test_a_provider_that_the_shared_session_lacks_is_not_available(recorded, spool, device):
+    recorded("aa" * 32)
+    timed = len(device.orders)
+    op = dataclasses.replace(
+        softmax_op(membound=right, eager=right, quack=right), digest=lambda workload: "aa" * 32
+    )
+    timings = rows.Timings()
+    assert timings.answer(op, WORKLOAD, "membound")["verdict"] == "valid"
+    assert timings.answer(op, WORKLOAD, "quack")["verdict"] == "not available"
+    assert len(device.orders) == timed
+    assert len(sidecar.read(spool).workloads) == 1
+
+
 @pytest.mark.parametrize(
     ("digest", "change"),
     [
