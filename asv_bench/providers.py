@@ -45,7 +45,8 @@ class Compiled:
     """torch.compile of the eager provider, in its default mode: what users get without tuning.
 
     A fresh function a workload and nothing dynamic, because the ninth shape of one function would
-    silently run in eager mode. It fails where anything falls back.
+    silently run in eager mode. It fails where anything falls back, and where another set of the
+    same workload compiles anew, which could happen while a graph is captured.
     """
 
     name = "compile"
@@ -62,32 +63,36 @@ class Compiled:
         import torch
         from torch._functorch import config as functorch
 
-        if self._workload != workload:
-            torch._dynamo.reset()
-            torch._dynamo.utils.counters.clear()
-            eager = op.providers["eager"]
-
-            def fresh(inputs: Tensors) -> Any:
-                return eager(inputs, workload)
-
-            self._function = torch.compile(fresh, dynamic=False, fullgraph=True)
-            self._workload = workload
-        # A gradient is timed by computing it again and again: what was saved must stay.
-        with (
-            functorch.patch(donated_buffer=False),
-            torch._dynamo.config.patch(fail_on_recompile_limit_hit=True),
-        ):
+        graphs = torch._dynamo.utils.counters["stats"]
+        before = graphs["unique_graphs"]
+        if self._workload == workload:
             result = self._function(dict(inputs))
-        if not torch._dynamo.utils.counters["stats"]["unique_graphs"]:
+            if graphs["unique_graphs"] != before:
+                raise RuntimeError(f"torch.compile compiled {workload.key} anew for other tensors")
+            return result
+
+        torch._dynamo.reset()
+        self._workload, eager = None, op.providers["eager"]
+
+        def fresh(inputs: Tensors) -> Any:
+            return eager(inputs, workload)
+
+        self._function = torch.compile(fresh, dynamic=False, fullgraph=True)
+        # A gradient is timed by computing it again and again: what was saved must stay. Set for
+        # this call alone: it would take as long as a small call itself, whose time is recorded.
+        with functorch.patch(donated_buffer=False):
+            result = self._function(dict(inputs))
+        if graphs["unique_graphs"] == before:
             raise RuntimeError("torch.compile compiled nothing: this would be eager's time")
+        self._workload = workload
         return result
 
 
 class Library:
     """A package's functions by the operation, each with the options that it takes besides defaults.
 
-    ``forward_only`` names operations whose gradient cannot be timed by repetition, and why.
-    ``unable`` says why the library cannot do a workload, or nothing.
+    ``unable`` says why the library cannot do a workload, or nothing: all providers are run on the
+    same inputs, and gradients repeatedly, so it must not write over what it is given or has saved.
     """
 
     def __init__(
@@ -95,11 +100,10 @@ class Library:
         name: str,
         package: str,
         functions: Mapping[str, tuple[Run, Mapping[str, tuple[str, ...]]]],
-        forward_only: Mapping[str, str],
-        unable: Callable[[Workload], str] = lambda workload: "",
+        unable: Callable[[Workload], str],
     ) -> None:
         self.name, self.package = name, package
-        self.functions, self._forward_only, self._unable = functions, forward_only, unable
+        self.functions, self._unable = functions, unable
 
     def bind(self, op: Op) -> Run | None:
         """The function of that operation, if the library has one."""
@@ -117,8 +121,6 @@ class Library:
         for option, value in workload.options:
             if value not in takes.get(option, ()):
                 raise NotImplementedError(f"{self.name} has no {op.name} with {option}={value}")
-        if workload.direction == BACKWARD and op.name in self._forward_only:
-            raise NotImplementedError(f"{self.name}: {self._forward_only[op.name]}")
         if reason := self._unable(workload):
             raise NotImplementedError(f"{self.name}: {reason}")
         try:
@@ -139,6 +141,8 @@ def _quack_unable(workload: Workload) -> str:
         return "rows must be whole vectors of 16 bytes"
     if workload.op == "topk" and (columns > 4096 or columns & (columns - 1)):
         return "topk takes powers of two up to 4096"
+    if workload.direction == BACKWARD and dict(workload.options).get("in_place") == "yes":
+        return "its backward in place turns the gradient that it is given"
     return ""
 
 
@@ -158,29 +162,59 @@ def _quack_rms_norm(inputs: Tensors, workload: Workload) -> Any:
 
 
 def _quack_layer_norm(inputs: Tensors, workload: Workload) -> Any:
-    # it takes the weight in float32 only
-    weight, bias = inputs.get("weight"), inputs.get("bias")
-    return _quack("rmsnorm", "layernorm_fwd")(
-        inputs["input"],
-        None if weight is None else weight.float(),
-        None if bias is None else bias.float(),
-        EPS,
-    )
+    # it takes vectors in float32 only; making them so is timed
+    weight, bias = (inputs[name].float() if name in inputs else None for name in ("weight", "bias"))
+    if workload.direction == BACKWARD:
+        return _quack_layer_norm_function().apply(inputs["input"], weight, bias)
+    return _quack("rmsnorm", "layernorm_fwd")(inputs["input"], weight, bias, EPS)
+
+
+@functools.cache
+def _quack_layer_norm_function() -> Any:
+    """QuACK's two halves of layer_norm as one function of autograd, which it lacks."""
+    import torch
+
+    forward_half = _quack("rmsnorm", "layernorm_fwd")
+    backward_half = _quack("rmsnorm", "layernorm_bwd")
+
+    class LayerNorm(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, weight: Any, bias: Any) -> Any:
+            out, rstd, mean = forward_half(x, weight, bias, EPS, True, True)
+            ctx.save_for_backward(x, weight, rstd, mean)
+            ctx.has_bias = bias is not None
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            x, weight, rstd, mean = ctx.saved_tensors
+            return backward_half(x, weight, grad, rstd, mean, ctx.has_bias)
+
+    return LayerNorm
 
 
 def _quack_cross_entropy(inputs: Tensors, workload: Workload) -> Any:
-    return _quack("cross_entropy", "cross_entropy")(
+    loss = _quack("cross_entropy", "cross_entropy")(
         inputs["input"],
         inputs["target"],
         ignore_index=IGNORED,
         reduction=_reduction(workload),
     )
+    # its losses are float32; making them the input's dtype, as torch does, is timed
+    return loss.to(inputs["input"].dtype)
 
 
 def _quack_rotary(inputs: Tensors, workload: Workload) -> Any:
-    interleaved = dict(workload.options).get("interleaved") == "yes"
+    options = dict(workload.options)
+    in_place = options.get("in_place") == "yes"
+    # of a copy, which is timed, like the suite's own
+    x = inputs["input"].clone() if in_place else inputs["input"]
     return _quack("rotary", "apply_rotary_emb")(
-        inputs["input"], inputs["cos"], inputs["sin"], interleaved=interleaved
+        x,
+        inputs["cos"],
+        inputs["sin"],
+        interleaved=options.get("interleaved") == "yes",
+        inplace=in_place,
     )
 
 
@@ -189,7 +223,8 @@ def _quack_topk(inputs: Tensors, workload: Workload) -> Any:
     values, indices = _quack("topk", "topk")(
         inputs["input"], int(options.get("k", _DEFAULT_K)), softmax=options.get("softmax") == "yes"
     )
-    return values, indices
+    # its indices are int32; making them int64, as torch's are, is timed
+    return values, indices.long()
 
 
 def _liger(name: str) -> Any:
@@ -215,10 +250,18 @@ def _liger_layer_norm(inputs: Tensors, workload: Workload) -> Any:
     )
 
 
+def _liger_embedding(inputs: Tensors, workload: Workload) -> Any:
+    return _liger("LigerEmbeddingFunction")(inputs["weight"], inputs["input"])
+
+
 def _liger_cross_entropy(inputs: Tensors, workload: Workload) -> Any:
-    reduction = _reduction(workload)
-    arguments = (inputs["input"], inputs["target"], None, IGNORED, 0.0, 0.0, reduction)
-    return _liger("LigerCrossEntropyFunction")(*arguments)[0]
+    raise NotImplementedError(
+        "liger: its cross_entropy writes over the logits, of ignored rows in the forward too"
+    )
+
+
+def _liger_rotary(inputs: Tensors, workload: Workload) -> Any:
+    raise NotImplementedError("liger: its rope turns queries and keys together, in place")
 
 
 def _liger_swiglu(inputs: Tensors, workload: Workload) -> Any:
@@ -239,13 +282,20 @@ def _liger_bias_act(inputs: Tensors, workload: Workload) -> Any:
     return _liger("LigerReLUSquaredFunction")(inputs["input"])
 
 
+def _liger_unable(workload: Workload) -> str:
+    separate = dict(workload.options).get("halves") != "packed"
+    if workload.direction == BACKWARD and workload.op in ("swiglu", "geglu") and separate:
+        return "its backward overwrites what the forward saved, so it cannot be repeated"
+    return ""
+
+
 def _reduction(workload: Workload) -> str:
     return dict(workload.options).get("reduction", "mean")
 
 
 _DEFAULT_K = "8"
 _REDUCTIONS = {"reduction": ("sum", "none")}
-_OVERWRITES = "its backward overwrites what the forward saved, so it cannot be repeated"
+_ROTARY = {"interleaved": ("yes",), "in_place": ("yes",)}
 
 QUACK = Library(
     "quack",
@@ -255,10 +305,9 @@ QUACK = Library(
         "rms_norm": (_quack_rms_norm, {"residual": ("same",), "weight": ("none",)}),
         "layer_norm": (_quack_layer_norm, {"bias": ("none",)}),
         "cross_entropy": (_quack_cross_entropy, _REDUCTIONS),
-        "rotary": (_quack_rotary, {"interleaved": ("yes",)}),
+        "rotary": (_quack_rotary, _ROTARY),
         "topk": (_quack_topk, {"k": ("16", "32", "64", "128"), "softmax": ("yes",)}),
     },
-    forward_only={"layer_norm": "its layer_norm has no gradient"},
     unable=_quack_unable,
 )
 
@@ -269,16 +318,14 @@ LIGER = Library(
         "softmax": (_liger_softmax, {}),
         "rms_norm": (_liger_rms_norm, {"residual": ("same",)}),
         "layer_norm": (_liger_layer_norm, {}),
+        "embedding": (_liger_embedding, {"picks": ("one often",)}),
         "cross_entropy": (_liger_cross_entropy, _REDUCTIONS),
+        "rotary": (_liger_rotary, _ROTARY),
         "swiglu": (_liger_swiglu, {"halves": ("packed",)}),
         "geglu": (_liger_geglu, {"approximate": ("tanh",)}),
         "bias_act": (_liger_bias_act, {"activation": ("relu2",), "bias": ("none",)}),
     },
-    forward_only={
-        "cross_entropy": "it computes the gradient in the forward, over the logits",
-        "swiglu": _OVERWRITES,
-        "geglu": _OVERWRITES,
-    },
+    unable=_liger_unable,
 )
 
 #: In the order of their rows, after the suite and eager.
